@@ -21,8 +21,9 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.execution.threads import Declared, LoopRun, Position
 from sublet.runtime.hosting.hosted import Clock, SystemClock
-from sublet.runtime.hosting.partition_host import Binding, Host
+from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.hosting.router import Router
+from sublet.runtime.leases.binding import Binding
 from sublet.runtime.leases.policy_guard import guarded
 from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver

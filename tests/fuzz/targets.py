@@ -66,7 +66,7 @@ from sublet.runtime.protocol.lease_messages import (
     StoredState,
     WorkerLoad,
 )
-from sublet.runtime.protocol.messages import Message
+from sublet.runtime.protocol.messages import Message, MessageColumns
 from sublet.runtime.protocol.rpc import AdministerRequest, CallRequest, EgressRequest, PutState
 from sublet.runtime.protocol.wire import methods
 from sublet.runtime.protocol.wire.frames import decode_frame, encode_frame
@@ -272,7 +272,7 @@ def lease_seeds() -> list[bytes]:
             function=count.name,
             partial=partial,
             forced=forced,
-            messages=[message],
+            columns=MessageColumns.of([message]),
             time_left_ms=[-1],
             clock_ms=1,
             watermark_ms=0,

@@ -321,6 +321,12 @@ def _keep_campaign(tallies: dict[str, Tally], seeds: range, elapsed_s: float) ->
 
 
 def _keep_mutants(noticed: list[Noticed]) -> None:
+    """Keep what was measured; what was not, as of one world only, stays as it was."""
+    measured = {(each.world, each.mutant): each for each in noticed}
+    before = json.loads((RESULTS / "mutants.json").read_text())["mutants"]
+    kept = {(each["world"], each["mutant"]): Noticed(**each) for each in before} | measured
+    known = [(world, mutant) for world, kind in WORLDS.items() for mutant in kind.mutants]
+    noticed = [kept[each] for each in known if each in kept]
     record = {**surroundings(), "mutants": [asdict(each) for each in noticed]}
     (RESULTS / "mutants.json").write_text(json.dumps(record, indent=1) + "\n")
     before, _, rest = PAGE.read_text().partition(TABLE_BEGIN)

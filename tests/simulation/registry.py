@@ -15,6 +15,7 @@ from tests.simulation.mutants import partition as mutants
 from tests.simulation.mutants import pipelines as pipeline_mutants
 from tests.simulation.mutants import snapshots as snapshot_mutants
 from tests.simulation.mutants import windows as window_mutants
+from tests.simulation.worlds.cluster.elastic import ElasticWorld
 from tests.simulation.worlds.cluster.world import ClusterWorld
 from tests.simulation.worlds.leases import LeaseWindowWorld, LeaseWorld
 from tests.simulation.worlds.outside import OutsideWorld
@@ -55,18 +56,20 @@ def _of_partitions(kind: type[World], about: str, known: Mapping[str, type[Any]]
     return WorldKind(about, play, known)
 
 
-def _play_cluster(seed: int, mutant: str, trace: Trace | None) -> Played:
-    known = cluster_mutants.MUTANTS[mutant]() if mutant else None
-    world = ClusterWorld(seed, known, tracing=trace is not None)
-    try:
-        world.run()
-    finally:
-        for line in world.story or ():
-            at_ms, _, what = line.lstrip().partition(" ")
-            assert trace is not None
-            trace(float(at_ms), what)
-    messages = len(world.script) + len(world.events_told)
-    return Played(world.loop.turn_count, messages, world.faults)
+def _of_clusters(kind: type[ClusterWorld], about: str, known: Mapping[str, type[Any]]) -> WorldKind:
+    def play(seed: int, mutant: str, trace: Trace | None) -> Played:
+        world = kind(seed, known[mutant]() if mutant else None, tracing=trace is not None)
+        try:
+            world.run()
+        finally:
+            for line in world.story or ():
+                at_ms, _, what = line.lstrip().partition(" ")
+                assert trace is not None
+                trace(float(at_ms), what)
+        messages = len(world.script) + len(world.events_told)
+        return Played(world.loop.turn_count, messages, world.faults)
+
+    return WorldKind(about, play, known)
 
 
 def _told(what: Callable[..., None], arguments: tuple[Any, ...]) -> str:
@@ -109,7 +112,9 @@ def _known() -> dict[str, WorldKind]:
         "outside": _of_partitions(
             OutsideWorld, "side effects, and requests cancelled by hand", outside_mutants.MUTANTS
         ),
-        "cluster": WorldKind("whole workers and clients", _play_cluster, cluster_mutants.MUTANTS),
+        "cluster": _of_clusters(ClusterWorld, "whole workers, clients", cluster_mutants.MUTANTS),
+        # Its mutants are played by `test_elastic_protocol`; they are not measured yet.
+        "elastic": _of_clusters(ElasticWorld, "whole workers that come and go by load", {}),
     }
 
 

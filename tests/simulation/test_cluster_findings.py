@@ -141,10 +141,10 @@ def test_a_port_counts_what_is_sent_again_once() -> None:
         port.rewind("app/f/0", "app/g/0", 1)
         for entry in entries[:4]:
             port.offer("app/f/0", entry)
-        was_behind = port.behind
+        was_lagging = port.is_lagging
         for entry in entries[4:]:
             port.offer("app/f/0", entry)
-        return was_behind, port.behind
+        return was_lagging, port.is_lagging
 
     assert asyncio.run(story()) == (False, True)
 

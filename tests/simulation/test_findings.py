@@ -11,11 +11,11 @@ from typing import NamedTuple
 import pytest
 
 from sublet.functions.state import Sum
+from sublet.runtime.leases.binding import TERM_MS
 from sublet.runtime.leases.lessee import Lessee
-from sublet.runtime.leases.lessor import TERM_MS
 from sublet.runtime.protocol.frames import ErrorInfo, Extra
 from sublet.runtime.protocol.lease_messages import LeaseId
-from sublet.scheduler.binding.policy import Asked
+from sublet.scheduler.binding.policy import Trigger
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.statestore.contract import StateRow
 from sublet.statestore.memory import MemoryBackend
@@ -70,7 +70,7 @@ def test_a_seed_that_has_failed_fails_no_more(finding: Finding) -> None:
 
 
 def _lender(backend: MemoryBackend | None = None, cells: TakenCells | None = None) -> Lender:
-    policy = Scripted(lends_to("east"), asked=Asked.EACH)
+    policy = Scripted(lends_to("east"), trigger=Trigger.EACH)
     return Lender(policy, backend=backend, cells=cells)
 
 
@@ -108,7 +108,7 @@ def test_what_is_on_record_and_lent_again_does_not_fill_the_next_commit() -> Non
 
 def test_a_state_stays_in_memory_until_all_that_was_read_of_it_before_is_here() -> None:
     function, adder = make_function(state=Sum(), order="none", slo="1ms"), Adder()
-    policy = Scripted(lends_to("east"), asked=Asked.EACH)
+    policy = Scripted(lends_to("east"), trigger=Trigger.EACH)
     home = Lender(policy, function=function, merger=adder, cells=TakenCells())
     (first,) = home.lend(1, ["hot"])
     (second,) = home.lend(2, ["hot"])

@@ -22,10 +22,11 @@ from sublet.runtime.cluster.handover import Handover
 from sublet.runtime.cluster.membership import FailureDetector, Membership
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.hosting.group_commit import GroupCommitter
-from sublet.runtime.hosting.partition_host import Binding, Host
+from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.hosting.peer_outbound import PeerOutbound
 from sublet.runtime.hosting.router import Router
 from sublet.runtime.leases.adapter import Lending
+from sublet.runtime.leases.binding import Binding
 from sublet.runtime.partition.features.delivery import Delivery
 from sublet.runtime.partition.lifecycle.admission import Admission
 from sublet.runtime.partition.model.effects import Acknowledge
@@ -308,7 +309,8 @@ class EndsBeforeItHasAnswered(ClusterMutant):
     """A worker that is drained does not wait until all who came by HTTP have their reply."""
 
     class worker(Worker):  # noqa: N801
-        _has_answered = True
+        async def _answered(self) -> None:
+            pass
 
     replaced: ClassVar = {"tests.simulation.worlds.cluster.world:Worker": worker}
 

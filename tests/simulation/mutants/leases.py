@@ -17,13 +17,42 @@ from sublet.runtime.partition.lifecycle.parked_messages import ParkedMessages
 from sublet.runtime.partition.lifecycle.run_preparation import RunPreparation
 from sublet.runtime.partition.lifecycle.settlement import RunSettlement
 from sublet.runtime.partition.model.lease import Lease, LeaseState, StateVersions
-from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
+from sublet.runtime.partition.model.work import ColumnWork, QueuedMessage, RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.queue.leased_work import LeasedWork
 from sublet.runtime.partition.records.watermarks import OpenMessages
 from sublet.runtime.protocol.lease_messages import LeaseId, PartialState, StoredState, WorkerLoad
+from sublet.scheduler.binding.standing import StandingLease, StandingLeases
+from sublet.scheduler.scaling.plan import Plan
 from sublet.statestore.contract import Outcome, StateRow
 from tests.simulation.worlds.lease_worker import LeaseMutant, TimedLending, WatchedLessor
+
+# Plans
+
+
+class _Unfenced(StandingLeases):
+    def follow(self, plan: Plan) -> bool:
+        self._seen = (-1, -1)
+        return super().follow(plan)
+
+
+class FollowsFormerControllers(LeaseMutant):
+    """Redirects what the plan of a former controller says, with a lower token."""
+
+    circumstances: ClassVar[dict[str, Any]] = {"redirects": True}
+    standing = _Unfenced
+
+
+class RedirectsWhatIsNotWorthIt(LeaseMutant):
+    """Redirects messages that cost less than three times what lending them costs."""
+
+    circumstances: ClassVar[dict[str, Any]] = {"redirects": True}
+
+    class lessor(WatchedLessor):  # noqa: N801
+        def _standing_of(self, partition: Partition) -> StandingLease | None:
+            standing = self.standing.of(partition.function.name)
+            return standing if standing is not None and self._may_lend(partition) else None
+
 
 # The lessor's table
 
@@ -164,6 +193,9 @@ class _Unparked(ParkedMessages):
     def park(self, waiting: QueuedMessage, *, anew: bool = False) -> None:
         return
 
+    def keeps_columns(self, source: str) -> bool:
+        return False
+
 
 class _LendsUnparked(Leases):
     def lend(self, *arguments: Any) -> bool:
@@ -178,6 +210,57 @@ class DoesNotParkWhatIsLent(LeaseMutant):
     """Lends messages without a record of them."""
 
     partition = _leasing(_LendsUnparked)
+
+
+def _parking(kind: type[ParkedMessages]) -> type[Partition]:
+    class Mutated(Partition):
+        def start(self, now_ms: float) -> None:
+            self._parts.parked.__class__ = kind
+            super().start(now_ms)
+
+    return Mutated
+
+
+class _Unwritten(ParkedMessages):
+    __slots__ = ()
+
+    def park_columns(self, work: ColumnWork) -> None:
+        super().park_columns(work)
+        self._pending._contents.records.pop()
+
+
+class DoesNotParkColumns(LeaseMutant):
+    """Lends messages together without a record of them."""
+
+    partition = _parking(_Unwritten)
+
+
+class _StaysOnRecord(ParkedMessages):
+    __slots__ = ()
+
+    def columns_ended(self, work: ColumnWork) -> None:
+        self.lent = {id_: each for id_, each in self.lent.items() if each is not work}
+
+
+class KeepsRecordsOfColumnsThatHaveEnded(LeaseMutant):
+    """Leaves messages that were lent together on record when they have ended."""
+
+    partition = _parking(_StaysOnRecord)
+
+
+class _SplitsInVain(ParkedMessages):
+    __slots__ = ()
+
+    def _split(self, work: ColumnWork, messages: Sequence[QueuedMessage]) -> None:
+        self._forget_columns(work)
+        for waiting in messages:
+            self.by_id[waiting.message.id] = waiting
+
+
+class LosesColumnsThatComeHome(LeaseMutant):
+    """Keeps no record of messages that were lent together and come home one by one."""
+
+    partition = _parking(_SplitsInVain)
 
 
 class _HomeTwice(LeaseReturns):
@@ -265,11 +348,9 @@ class TakesWhatGoesHomeForDone(LeaseMutant):
 
 
 class _LenientSettlement(RunSettlement):
-    def settle_parts(
-        self, messages: Sequence[QueuedMessage], result: RunResult, now_ms: float
-    ) -> None:
+    def settle_parts(self, work: Work, result: RunResult, now_ms: float) -> None:
         result.failed = {}
-        super().settle_parts(messages, result, now_ms)
+        super().settle_parts(work, result, now_ms)
 
 
 class TakesFailedPartsForDone(LeaseMutant):

@@ -145,7 +145,7 @@ class Oracle:
         for _, _, said in script:
             op, uid, *args = said.payload
             if op == "call" and (uid in early or args[4] or said.deadline_ms is not None):
-                # Asked again by its idempotency key, it makes its calls again.
+                # Trigger again by its idempotency key, it makes its calls again.
                 for call in range(1, args[2] + 1):
                     maybe[f"{uid}?{call}"] = asked[uid] if uid in early else 1
         return maybe

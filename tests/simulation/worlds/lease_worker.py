@@ -6,30 +6,37 @@ only its timers are the world's, and its guests run when the world lets them.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 
+from sublet.functions.app import Function
 from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import SyncRunner
 from sublet.runtime.leases.adapter import Lending
+from sublet.runtime.leases.binding import Binding
 from sublet.runtime.leases.borrowed_runs import CALLS, AsyncGuests, BorrowedRun, GuestStates
 from sublet.runtime.leases.lessee import Lessee
-from sublet.runtime.leases.lessor import Lessor
+from sublet.runtime.leases.lessor import Lessor, Piece
 from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.partition.model.effects import Merger
+from sublet.runtime.partition.model.environment import WorkerEnvironment
 from sublet.runtime.partition.model.lease import Lease, LeaseState, StateVersions
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.model.worker_backlog import LendableWork
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.protocol.lease_messages import LeaseId
 from sublet.runtime.testing.in_process_worker import NoWatchdog
 from sublet.scheduler.binding.policy import Bindable, BindingPolicy
+from sublet.scheduler.binding.standing import StandingLeases
 from sublet.scheduler.laxity_queue import LaxityQueue
+from sublet.scheduler.live_traffic import LiveTraffic
+from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import StateRow
 from tests.simulation.oracles.verdict import check
@@ -59,12 +66,27 @@ class WatchedLessor(Lessor):
     """Tells the oracle how leases begin and end."""
 
     world: LeasingWorld
+    newest = Plan()
+    """Of all plans that the worker was told."""
+
+    def _lend_standing(self, piece: Piece, lessee: str) -> bool:
+        function = piece.partition.function.name
+        wanted = self.newest.redirects.get(function)
+        check(
+            wanted is not None and lessee in wanted.lessees,
+            "something is redirected that the newest plan does not speak of",
+            function,
+            lessee,
+        )
+        check(function not in self.world.cheap, "what is not worth it is redirected", function)
+        self.world.redirected += 1
+        return super()._lend_standing(piece, lessee)
 
     def _lease_of(self, work: Bindable, policy: BindingPolicy) -> Lease | None:
         is_new = not isinstance(work.ref, Lease)
         lease = super()._lease_of(work, policy)
         if is_new and lease is not None:
-            self.world.leases.begun(lease)
+            self.world.leases.started(lease)
         return lease
 
     def finish(
@@ -100,6 +122,17 @@ class LeaseMutant(Mutant):
     versions: type[StateVersions] = StateVersions
     states: type[GuestStates] = GuestStates
     merger: type[StateMerger] = StateMerger
+    standing: type[StandingLeases] = StandingLeases
+
+
+class SomeCheap(TenMs):
+    """What runs are expected to take, of which some are not worth lending."""
+
+    def __init__(self, cheap: Collection[str]) -> None:
+        self._cheap = cheap
+
+    def expected_ms(self, function: Function, count: int) -> float:
+        return 1.0 if function.name in self._cheap else super().expected_ms(function, count)
 
 
 class _NoAsyncGuests:
@@ -120,30 +153,30 @@ class Worker:
         self.held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         """What happened while it was frozen."""
         self.nodes: dict[str, Node] = {}
-        self.urgency = Urgency(world.urgency.order, TenMs())
-        self.urgency.waiting = LaxityQueue()
-        self.urgency.unseen = deque()
+        self.urgency = Urgency(world.urgency.order, SomeCheap(world.cheap))
+        self.live = LiveTraffic()
+        self.lendable = LendableWork(LaxityQueue())
         self._in_line: dict[LeaseId, BorrowedRun] = {}
         self._next_number = 0
         mutant = world.lease_mutant
         self.lending = mutant.lending(
-            name,
             world.functions,
             cast("Any", self),
+            Binding(name, world.policy_of, world.term_ms),
             urgency=self.urgency,
+            lendable=self.lendable,
             async_guests=cast("AsyncGuests", _NoAsyncGuests()),
             routes=world,
             limits=world.limits,
-            policy_of=world.policy_of,
             tell=lambda worker, data: world.tell(self, worker, data),
             meet=lambda worker: None,
             monotonic_ms=lambda: world.now_ms,
-            term_ms=world.term_ms,
         )
         self.lending.worker = self
         lessor = self.lending.lessor
         lessor.__class__ = mutant.lessor
         cast("WatchedLessor", lessor).world = world
+        lessor.standing.__class__ = mutant.standing
         self.lending.lessee.__class__ = mutant.lessee
         self.lending.states.__class__ = mutant.states
 
@@ -156,6 +189,14 @@ class Worker:
     def wake(self) -> None:
         if self.alive:
             self.lending.desk.woken()
+
+    def follow(self, plan: Plan) -> None:
+        """A controller's plan has come to it, perhaps a former one's."""
+        if not self.alive:
+            return
+        lessor = cast("WatchedLessor", self.lending.lessor)
+        lessor.newest = max(plan, lessor.newest, key=lambda each: (each.token, each.number))
+        self.lending.follow(plan)
 
     def hear(self, sender: str, data: bytes) -> None:
         self.world.leases.said = (sender, data)
@@ -217,7 +258,7 @@ class Worker:
             return
         del self._in_line[guest.lease]
         guest.begin()
-        self.lending.begun(guest)
+        self.lending.started(guest)
         self.world.leases.guest_begins(self, guest)
         result, tainted = self._run(guest)
         self.world.after(self.world.guest_ms(), self._end_guest, guest, result, tainted)
@@ -225,7 +266,7 @@ class Worker:
     def _run(self, guest: BorrowedRun) -> tuple[RunResult, bool]:
         if self.world.interprets(guest.function.name):
             return GuestNode(self.world, guest).run()
-        return SyncRunner(NoWatchdog()).run(guest.work, guest.place), False
+        return SyncRunner(NoWatchdog()).run(guest.work, guest.env), False
 
     def _end_guest(self, guest: BorrowedRun, result: RunResult, tainted: bool) -> None:
         if self.alive:
@@ -258,7 +299,7 @@ class _Borrowed:
 
     def __init__(self, guest: BorrowedRun) -> None:
         self.name = guest.lease.partition
-        self.clock_ms = guest.place.clock_ms
+        self.clock_ms = guest.env.clock_ms
 
     def cells_tainted(self, keys: set[str]) -> None:
         return
@@ -277,7 +318,7 @@ class GuestNode(Node):
             self.states.cells[key] = rows
 
     def next_timer(self) -> str:
-        return self._guest.place.next_timer()
+        return self._guest.env.next_timer()
 
     def run(self) -> tuple[RunResult, bool]:
         """Return what came of it, and whether its states are in doubt."""
@@ -297,8 +338,8 @@ class GuestNode(Node):
             result.unfinished |= result.suspended
             result.suspended = set()
             guest.goes_home(CALLS)
-        if guest.place.cache is not None:
-            for key, cell in guest.place.cache.cells.items():
+        if guest.env.cache is not None:
+            for key, cell in guest.env.cache.cells.items():
                 if self.states.cells[key] is not before[key]:
                     cast("Any", cell).set(msgspec.to_builtins(self.states.cells[key]))
                     cell.drain()
@@ -311,7 +352,7 @@ class GuestNode(Node):
 
 def guest_contents(guest: BorrowedRun) -> dict[str, KeyState]:
     """Return the states that a guest has in hands."""
-    cache = guest.place.cache
+    cache = guest.env.cache
     found: dict[str, KeyState] = {}
     for key, cell in {} if cache is None else cache.cells.items():
         rows = cell.rows()
@@ -330,8 +371,15 @@ class _LendingNode(Node):
         super().__init__(world, name)
         self.partition.leases.versions.__class__ = world.lease_mutant.versions
 
-    def urgency(self) -> Urgency:
-        return self.worker.urgency
+    def environment(self) -> WorkerEnvironment:
+        worker = self.worker
+        return replace(
+            super().environment(),
+            urgency=worker.urgency,
+            live=worker.live,
+            backlog=worker.lendable.backlog,
+            lendable=worker.lendable,
+        )
 
     def lend(self, work: Work) -> None:
         assert work.lease is not None

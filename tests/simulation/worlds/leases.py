@@ -25,15 +25,16 @@ from sublet.runtime.partition.model.work import Work
 from sublet.runtime.protocol.lease_messages import LeaseId, LeaseMessage, Return
 from sublet.scheduler.binding.policy import (
     Ask,
-    Asked,
     Bid,
     Bindable,
     BindingContext,
     BindingPolicy,
     Choice,
     Lend,
+    Trigger,
     binding_named,
 )
+from sublet.scheduler.scaling.plan import Leaving, Plan, Redirection
 from sublet.statestore.contract import Outcome
 from tests.simulation.oracles.verdict import check
 from tests.simulation.worlds.handlers import ATTEMPTS, PARTITIONS_PER_FUNCTION, KeyState
@@ -61,6 +62,8 @@ POLICIES = (
     "auto",
 )
 ASKED_AGAIN_MAX = 5
+REDIRECTS_SHARE = 0.3
+"""Of the seeds."""
 
 _decode = msgspec.msgpack.Decoder(LeaseMessage).decode
 
@@ -70,12 +73,12 @@ class RandomBinding:
 
     def __init__(self, chance: random.Random, *, eager: bool = False) -> None:
         self._chance = chance
-        self.asked = chance.choice([Asked.EACH] * 4 + [Asked.LATE, Asked.QUEUED])
+        self.trigger = chance.choice([Trigger.EACH] * 4 + [Trigger.LATE, Trigger.QUEUED])
         self._eagerness = chance.choice([0.3, 0.9, 1.0])
         self._force = chance.choice([0.0, 0.8, 1.0])
         self._asks = chance.choice([0.0, 0.3, 1.0])
         if eager:
-            self.asked, self._eagerness, self._asks = Asked.EACH, 1.0, 0.1
+            self.trigger, self._eagerness, self._asks = Trigger.EACH, 1.0, 0.1
         self._tried: dict[int, tuple[Bindable, int]] = {}
         """By identity; what is kept here is not another work at the same address later."""
 
@@ -135,7 +138,7 @@ class Leases:
         ways = list(self._ends.values())
         return {way: ways.count(way) for way in sorted(set(ways))}
 
-    def begun(self, lease: Lease) -> None:
+    def started(self, lease: Lease) -> None:
         id_ = lease.id
         check(id_ not in self._open and id_ not in self._ends, "two leases have one name", id_)
         self._open.add(id_)
@@ -188,9 +191,9 @@ class Leases:
                 check(key in node.states.cells, "a state that is lent is not in memory", key)
                 known = node.states.cells[key]
                 check(state == known, "a lessee has another state", guest.lease, key, state, known)
-        elif guest.place.cache is not None:
-            keys = list(guest.place.cache.cells)
-            rows, own = guest.place.cache.rows(keys), lessor.cache_of(lease.partition).rows(keys)
+        elif guest.env.cache is not None:
+            keys = list(guest.env.cache.cells)
+            rows, own = guest.env.cache.rows(keys), lessor.cache_of(lease.partition).rows(keys)
             check(rows == own, "a lessee has another state", guest.lease, rows, own)
         for other in lessor.lending.lessor.open.values():
             if other is not lease and other.partition is lease.partition and not other.partial:
@@ -209,9 +212,7 @@ class Leases:
             check(lending.lessee.messages == 0, "messages of guests are counted", worker.name)
             if all(node.partition.stopped or self._world.owns(node) for node in worker.own()):
                 # A former owner may wait for ever for what is told to the present one.
-                waiting = worker.urgency.waiting
-                assert waiting is not None
-                check(not waiting.entries(), "somebody still waits", worker.name)
+                check(not worker.lendable.backlog.entries(), "somebody still waits", worker.name)
             for node in worker.nodes.values():
                 if node.alive and not node.partition.stopped:
                     check(
@@ -228,6 +229,14 @@ class LeasingWorld(World):
         chance = self.chance
         self.leases = Leases(self)
         self.partial_leases = 0
+        self.redirected = 0
+        """Leases that a plan wanted."""
+        self.plans = random.Random(f"plans {seed}")
+        self.redirects = self.plans.random() < REDIRECTS_SHARE
+        """Controllers write plans that redirect shares of functions."""
+        self.cheap: set[str] = set()
+        """Functions that are not worth redirecting."""
+        self._scaling = self._former = Plan()
         self.workers: dict[str, Worker] = {}
         self._worker_number = 0
         self._cut: set[frozenset[str]] = set()
@@ -254,6 +263,9 @@ class LeasingWorld(World):
         cache_bytes_max = chance.choice([10**9 if self.calm else 8, 8 * 600, 10**9, 10**9])
         self.limits = replace(self.limits, cache_bytes_max=cache_bytes_max)
         self.functions.update(self.more_functions())
+        if self.redirects:
+            names = sorted(self.functions)
+            self.cheap.update(self.plans.sample(names, self.plans.randint(0, len(names) // 2)))
         for _ in range(chance.choice([2, 2, 3, 4])):
             self._add_worker()
         self._tell_workers()
@@ -339,12 +351,44 @@ class LeasingWorld(World):
 
     def plan_faults(self, faults_ms: float) -> None:
         chance = self.chance
+        if self.redirects:
+            self.after(self.plans.random() * 20, self._replan)
+            for _ in range(self.plans.choice([2, 5, 12])):
+                self.after(self.plans.random() * faults_ms, self._replan)
         for _ in range(chance.choice([0, 0, 1, 3])):
             self.after(chance.random() * faults_ms, self._crash)
         for _ in range(chance.choice([0, 2, 5])):
             self.after(chance.random() * faults_ms, self._freeze)
         for _ in range(chance.choice([0, 2, 6])):
             self.after(chance.random() * faults_ms, self._cut_link)
+
+    def _replan(self) -> None:
+        """A controller writes another plan: the one that leads, its successor, or a former one
+        that does not know yet. Each worker hears of it sometime."""
+        plans, leads = self.plans, self._scaling
+        if plans.random() < 0.3 or not leads.token:
+            self._former = leads
+            plan = self._scaling = self._planned(leads.token + 1, 1)
+        elif plans.random() < 0.3 and self._former.token:
+            self.fault("plan of a former controller")
+            plan = self._former = self._planned(self._former.token, self._former.number + 1)
+        else:
+            plan = self._scaling = self._planned(leads.token, leads.number + 1)
+        for worker in self.living():
+            self.after(plans.random() * plans.choice([5, 60]), worker.follow, plan)
+
+    def _planned(self, token: int, number: int) -> Plan:
+        plans, workers = self.plans, sorted(each.name for each in self.living())
+        redirects = {
+            name: Redirection(
+                plans.choice([0.2, 0.6, 1.0]),
+                tuple(plans.sample(workers, plans.randint(1, len(workers)))),
+            )
+            for name in sorted(self.functions)
+            if plans.random() < 0.4
+        }
+        leaving = [Leaving(name, 0) for name in workers if plans.random() < 0.1]
+        return Plan(token=token, number=number, redirects=redirects, leaving=leaving)
 
     def _random_takeover(self) -> None:
         name = self.chance.choice(sorted(self.owners))

@@ -16,9 +16,9 @@ from sublet.runtime.partition.model.effects import (
     Fetch,
     Interrupt,
     Lend,
-    Load,
     LoadPreimages,
     LoadStaged,
+    LoadStates,
     LoadTimers,
     LoadWindows,
     Merger,
@@ -44,7 +44,6 @@ from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
-from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     IDEMPOTENCY,
     STAGED,
@@ -98,12 +97,7 @@ class Node:
                 now_ms=world.now_ms,
                 wall_ms=int(WALL_MS + world.now_ms + world.swarm.wall_offset_ms()),
             ),
-            WorkerEnvironment(
-                limits=world.limits,
-                pace=world.pace,
-                urgency=self.urgency(),
-                due_loaded_max=world.timers_loaded_max,
-            ),
+            self.environment(),
             StateAccess(
                 cells=self.states,
                 fetchable=self.states if world.prefetch_keys_max else None,
@@ -116,9 +110,17 @@ class Node:
     def new_states(self) -> States:
         return States(self.world.chance)
 
-    def urgency(self) -> Urgency:
+    def environment(self) -> WorkerEnvironment:
         """Return what the partitions of the worker share."""
-        return self.world.urgency
+        world = self.world
+        return WorkerEnvironment(
+            limits=world.limits,
+            pace=world.pace,
+            urgency=world.urgency,
+            live=world.live,
+            backlog=world.backlog,
+            due_loaded_max=world.timers_loaded_max,
+        )
 
     def merger(self) -> Merger | None:
         """Return what merges states that came back in parts."""
@@ -197,7 +199,7 @@ class Node:
             effects, partition.effects = partition.effects, []
             for effect in effects:
                 match effect:
-                    case Load():
+                    case LoadStates():
                         world.store_soon(self._read, effect)
                     case Fetch():
                         world.store_soon(self._fetch, effect.keys)
@@ -268,7 +270,7 @@ class Node:
             self.world.after(READ_AGAIN_MS, what, *arguments)
         return fails
 
-    def _read(self, load: Load) -> None:
+    def _read(self, load: LoadStates) -> None:
         if self._read_again(self._read, load):
             return
         # What is read now arrives later, when it may be out of date.
@@ -277,7 +279,7 @@ class Node:
         answers = now_done(store.records(name, IDEMPOTENCY, load.idempotency_ids))
         self.world.soon(self._loaded, load, rows, answers)
 
-    def _loaded(self, load: Load, rows: Any, answers: Any) -> None:
+    def _loaded(self, load: LoadStates, rows: Any, answers: Any) -> None:
         if self.alive:
             self.partition.loaded(load.work, load.keys, rows, answers, self.world.now_ms)
             self.carry_out()

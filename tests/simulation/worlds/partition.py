@@ -21,9 +21,11 @@ from sublet.functions.address import is_client, partition_index_of, partition_na
 from sublet.functions.app import Function
 from sublet.runtime.client.pipeline_protocol import PipelineDriver
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.model.worker_backlog import WorkerBacklog
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import Ack, Batch, Kind, Refused
 from sublet.scheduler.laxity_queue import LaxityQueue
+from sublet.scheduler.live_traffic import LiveTraffic
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import AHEAD, SILENT, Commit, Outcome, Recovered
@@ -102,7 +104,8 @@ class World:
         self.impatience = chance.choice([0.0, 0.0, 0.3])
         """How many requests their callers take back."""
         self.urgency = Urgency(LeastLaxity() if chance.random() < 0.7 else None, TenMs())
-        self.urgency.waiting = LaxityQueue()
+        self.live = LiveTraffic()
+        self.backlog: WorkerBacklog = LaxityQueue()
         self.limits = Limits(
             queue_max=chance.choice([3, 10_000]),
             commit_messages_max=chance.choice([2, 5_000]),

@@ -32,7 +32,7 @@ from sublet.runtime.client.pipeline_protocol import (
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.records.staged_batches import RETRY_AFTER_MS, Part
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.protocol.messages import Message
+from sublet.runtime.protocol.messages import parked_messages
 from sublet.runtime.protocol.pipeline_messages import (
     LOWEST_LEFT_MS,
     Decision,
@@ -434,11 +434,13 @@ class PipelineOracle(Oracle):
         histories = self._histories().items()
         tried = {uid for (where, _), uids in histories if where == function for uid in uids}
         for name, tables in self._pipelines.backend.partitions.items():
+            if not name.startswith(f"{function}/"):
+                continue
             for record in tables.records.get(PARKED, {}).values():
-                message = _decode(record.value or b"", type=Message)
-                if name.startswith(f"{function}/") and message.attempt > 1:
-                    told = _decode(bytes(message.payload))
-                    tried.add(told["uid"] if isinstance(told, dict) else told[1])
+                for message in parked_messages(record.id, record.value or b""):
+                    if message.attempt > 1:
+                        told = _decode(bytes(message.payload))
+                        tried.add(told["uid"] if isinstance(told, dict) else told[1])
         return tried
 
     def _check_forgotten(self, pipeline: str, partition: str) -> None:

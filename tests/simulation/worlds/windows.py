@@ -24,13 +24,12 @@ from sublet.functions.retry import Retry
 from sublet.functions.state import StateClock, Sum
 from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindow, WindowSpec
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.execution.sync_runner import Place, SyncRunner
+from sublet.runtime.execution.sync_runner import ExecutionEnv, SyncRunner
 from sublet.runtime.partition.model.effects import NoCells
 from sublet.runtime.partition.model.environment import (
     Acquisition,
     StateAccess,
     StreamTopology,
-    WorkerEnvironment,
 )
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.partition.partition import Partition
@@ -83,19 +82,14 @@ class WindowNode(Node):
                 now_ms=world.now_ms,
                 wall_ms=int(WALL_MS + world.now_ms + world.swarm.wall_offset_ms()),
             ),
-            WorkerEnvironment(
-                limits=world.limits,
-                pace=world.pace,
-                urgency=self.urgency(),
-                due_loaded_max=world.timers_loaded_max,
-            ),
+            self.environment(),
             StateAccess(cells=self._cache or NoCells(), merger=self.merger()),
             StreamTopology(
                 expected_sources(self.function, counts),
                 downstream_partitions(self.function.name, world.functions_of_worker()),
             ),
         )
-        self._place = Place(
+        self._env = ExecutionEnv(
             name,
             self.function,
             cache=self._cache,
@@ -112,7 +106,7 @@ class WindowNode(Node):
         if not self.alive or self.partition.stopped:
             return
         self._clock.now_ms = self.partition.clock_ms(self.world.now_ms)
-        result = SyncRunner(NoWatchdog()).run(work, self._place)
+        result = SyncRunner(NoWatchdog()).run(work, self._env)
         if work.off_loop:
             self.world.soon(self._ran, work, result)
         else:

@@ -69,7 +69,7 @@ class Clockwork(SideStory):
         @app.function(retry=retry)
         async def waits(ctx: Context, message: Any) -> Any:
             _, uid, steps, fails = message
-            run, begun_ms = next(self._runs), ctx.now_ms
+            run, started_ms = next(self._runs), ctx.now_ms
             for place, (how, pause_ms, delay_ms) in enumerate(steps):
                 if how == "call":
                     await ctx.call(SLOW, "", pause_ms, timeout="1h")
@@ -77,7 +77,7 @@ class Clockwork(SideStory):
                     await asyncio.sleep(pause_ms / 1000)
                 else:
                     self._spend(pause_ms)
-                self._look(uid, ctx.now_ms, begun_ms)
+                self._look(uid, ctx.now_ms, started_ms)
                 self._set_timer(ctx, Set(uid, run, place, delay_ms, self.world.loop.now_ms))
             await asyncio.sleep(steps[-1][1] / 1000)
             if ctx.attempt <= fails:
@@ -108,10 +108,10 @@ class Clockwork(SideStory):
 
     def _block(self, ctx: Context, attempt: int, message: Any) -> Any:
         _, uid, steps, fails = message
-        run, begun_ms = next(self._runs), ctx.now_ms
+        run, started_ms = next(self._runs), ctx.now_ms
         for place, (_, pause_ms, delay_ms) in enumerate(steps):
             self._spend(pause_ms)
-            self._look(uid, ctx.now_ms, begun_ms)
+            self._look(uid, ctx.now_ms, started_ms)
             self._set_timer(ctx, Set(uid, run, place, delay_ms, self.world.loop.now_ms))
         if 0 < attempt <= fails:
             raise NotYetError(uid)
@@ -121,10 +121,10 @@ class Clockwork(SideStory):
         """Let time pass while nobody else gets to run."""
         self.world.loop.now_ms += pause_ms
 
-    def _look(self, uid: str, now_ms: int, begun_ms: int) -> None:
+    def _look(self, uid: str, now_ms: int, started_ms: int) -> None:
         """What a handler is told of the time does not change while it runs."""
-        if now_ms != begun_ms:
-            self._moved.append((uid, begun_ms, now_ms))
+        if now_ms != started_ms:
+            self._moved.append((uid, started_ms, now_ms))
 
     def _set_timer(self, ctx: Context, timer: Set) -> None:
         name = f"{timer.uid}.{timer.run}.{timer.place}"

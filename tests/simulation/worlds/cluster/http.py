@@ -71,6 +71,7 @@ class StoryHttpServer:
         self.process = Process.current()
         self.address = f"http://{self.process.address}"
         self.port = 2
+        self._arrived = asyncio.Event()
         self.arriving = 0
         """Requests of those who have connected, and are not heard yet."""
 
@@ -81,9 +82,13 @@ class StoryHttpServer:
         self.drain()
         self.balancer.doors.pop(self.process.name, None)
 
-    @property
-    def is_closed(self) -> bool:
-        return not self._requests and not self.arriving
+    async def closed(self) -> None:
+        while self._requests or self.arriving:
+            if self._requests:
+                await asyncio.wait(self._requests)
+            else:
+                self._arrived.clear()
+                await self._arrived.wait()
 
     async def __aenter__(self) -> StoryHttpServer:
         self.balancer.doors[self.process.name] = self
@@ -104,6 +109,7 @@ class StoryHttpServer:
     def begin(self, request: Request, answer: asyncio.Future[Reply]) -> None:
         """Take a request that has come; in the worker's process."""
         self.arriving -= 1
+        self._arrived.set()
         task = self.process.start(self._serve(request, answer))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)

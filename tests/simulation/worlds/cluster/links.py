@@ -20,6 +20,7 @@ import msgspec
 
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.links.grpc_link import Greeter
+from sublet.runtime.links.identity import PeerKeys
 from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import LinkLimits, LinkReceiver
 from sublet.runtime.links.server import LinkServer, _Doorkeeper
@@ -237,6 +238,7 @@ class Network:
         tasks: asyncio.TaskGroup,
         *,
         limits: LinkLimits,
+        peers: PeerKeys | None = None,
         **_: Any,
     ) -> FrameLink:
         """Stands for `grpc_link.connect`."""
@@ -248,10 +250,10 @@ class Network:
         wire = Wire(self, here, server.process)
         wire.near.limits = limits
         self.wires[wire] = None
-        greeter = Greeter(receiver)
+        greeter = Greeter(receiver, hello, peers)
         link = wire.near.link = FrameLink(wire.near, greeter, limits, f"{address} (wire)")
         self.loop.call_soon(server.accept_wire, wire.far, context=server.context)
-        link.send(hello)
+        link.send(greeter.hello())
         await greeter.welcomed(address, limits.hello_timeout_s, wire.reset)
         return link
 
@@ -261,8 +263,17 @@ class SimulatedLinkServer(LinkServer):
 
     network: Network
 
-    def __init__(self, receiver_factory: Any, service: Any, limits: LinkLimits, **_: Any) -> None:
-        super().__init__(receiver_factory, service, limits=self.network.hurried(limits))
+    def __init__(
+        self,
+        receiver_factory: Any,
+        service: Any,
+        limits: LinkLimits,
+        peers: PeerKeys | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(
+            receiver_factory, service, limits=self.network.hurried(limits), peers=peers
+        )
         self.service = service
         self._in_order: dict[FrameLink, None] = {}
         self.process = Process.current()
@@ -299,7 +310,9 @@ class SimulatedLinkServer(LinkServer):
 
     def accept_wire(self, end: WireEnd) -> None:
         end.limits = self._limits
-        link = end.link = FrameLink(end, _Doorkeeper(self._accept), self._limits, "wire")
+        link = end.link = FrameLink(
+            end, _Doorkeeper(self._accept, self._peers), self._limits, "wire"
+        )
         refusal = self._refusal()
         if refusal is not None:
             link.fail(refusal)

@@ -23,7 +23,7 @@ from tests.simulation.oracles.verdict import ViolationError, check
 T = TypeVar("T")
 
 TURNS_MAX = 400_000
-"""Turns of all processes in one story; more means that somebody runs in a circle."""
+"""Turns of all processes in a story of some seconds; more means that somebody runs in a circle."""
 
 END_MS_MAX = 10_000
 
@@ -92,6 +92,7 @@ class ClusterLoop(VirtualLoop):
         self.turns: dict[Process, None] = {}
         """Who has something to run now."""
         self.turn_count = 0
+        self.turns_max = TURNS_MAX
         self.trace = 0
         """Equal for two stories that went the same way."""
         self._ending = False
@@ -189,7 +190,7 @@ class ClusterLoop(VirtualLoop):
     def _run_turn(self, process: Process) -> None:
         ready = process.ready
         self.turn_count += 1
-        check(self.turn_count < TURNS_MAX, "the cluster does not come to rest")
+        check(self.turn_count < self.turns_max, "the cluster does not come to rest")
         self.trace = crc32(
             b"%s %d %d" % (process.name.encode(), self.now_ms, len(ready)), self.trace
         )

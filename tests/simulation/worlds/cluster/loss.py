@@ -130,9 +130,9 @@ class Loss(NamedTuple):
 class Losses:
     """Draws from a stream of its own, so that seeds without it go on to tell the same story."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, share: float = LOSS_SHARE) -> None:
         chance = self._chance = Random(f"went back {seed}")
-        self.are_there = chance.random() < LOSS_SHARE
+        self.are_there = chance.random() < share
         self.late = 0.3 if Random(f"late requests {seed}").random() < 0.5 else 0.0
         """How often a request comes to the store only after it was given up: data may be lost
         meanwhile."""

@@ -35,6 +35,7 @@ from sublet.runtime.leases.partial_runs import in_parts
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
+from sublet.runtime.scaling.actuators import Actuator
 from sublet.runtime.worker import Worker
 from sublet.scheduler.binding.policy import binding_names
 from sublet.statestore.contract import Commit, Outcome
@@ -56,7 +57,7 @@ from tests.simulation.worlds.cluster.links import Network
 from tests.simulation.worlds.cluster.loop import ClusterLoop, Process
 from tests.simulation.worlds.cluster.loss import CONNECT_TIMEOUT_MS, Loss, Losses, LossyBackend
 from tests.simulation.worlds.cluster.releases import Release, Releases
-from tests.simulation.worlds.cluster.sides import side_stories
+from tests.simulation.worlds.cluster.sides import SideStory, side_stories
 from tests.simulation.worlds.cluster.store import (
     News,
     SimulatedDirectory,
@@ -92,8 +93,11 @@ class ClusterMutant:
 class StoryWorker:
     """One worker process."""
 
-    def __init__(self, world: ClusterWorld, name: str, release: Release, address: str = "") -> None:
+    def __init__(
+        self, world: ClusterWorld, name: str, release: Release, address: str = "", launch: str = ""
+    ) -> None:
         self.world = world
+        self.launch = launch
         self.functions = release
         world.oracle.functions_of[name] = release.keys()
         self.process = Process(world.loop, name)
@@ -112,15 +116,22 @@ class StoryWorker:
                 partial(world.committed, name),
                 partial(world.oracle.acquired, name),
             ),
-            directory=mutant.directory(world.backend, world.store_faults, world.news),
+            directory=world.new_directory(name),
             clock=self.clock,
             tracing=Tracing(),
+            launch=launch,
+            actuator=world.new_actuator(name),
         )
         self.worker.id = name
         self.stopping = False
         self.ends_silently = chance.random() < 0.3
         self._task = self.process.start(self.worker.run())
         self._task.add_done_callback(self._ended, context=world.loop.world.home)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it lives, and nobody has told it to leave."""
+        return self.process.alive and not self.stopping and not self.worker.is_draining
 
     def stop(self) -> None:
         """Leave the cluster as one should."""
@@ -137,7 +148,8 @@ class StoryWorker:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self.world.loop.fail(error)
-        check(self.stopping, "a worker has ended by itself", self.process.name)
+        is_asked = self.stopping or self.worker.is_drained
+        check(is_asked, "a worker has ended by itself", self.process.name)
         self.world.note(f"{self.process.name} has left")
         self.process.kill()
         self.world.network.process_gone(self.process)
@@ -309,6 +321,9 @@ class PotSaid:
 
 
 class ClusterWorld:
+    pauses_ms: ClassVar[Sequence[int]] = (1, 10, 60)
+    """Between two messages, one of these."""
+
     def __init__(
         self, seed: int, mutant: ClusterMutant | None = None, *, tracing: bool = False
     ) -> None:
@@ -326,7 +341,7 @@ class ClusterWorld:
         )
         self.network = Network(self.loop, Random(f"network {seed}"))
         self.store_faults = StoreFaults(self.loop, Random(f"store {seed}"))
-        self.losses = Losses(seed)
+        self.losses = self._new_losses(seed)
         if self.losses.are_there:
             self.store_faults.late = max(self.store_faults.late, self.losses.late)
         self.connect_timeout_ms = CONNECT_TIMEOUT_MS if self.losses.are_there else HOUR_MS
@@ -335,7 +350,7 @@ class ClusterWorld:
         self.spec = random_windows(chance)
         self.functions = functions(declare(chance, self.spec, self._fail_sometimes))
         self.releases = Releases(seed, self.functions)
-        self.sides = side_stories(self, seed)
+        self.sides = self._new_sides(seed)
         for side in self.sides:
             self.functions.update(functions(side.declare()))
         self.backend = self._new_backend()
@@ -359,9 +374,30 @@ class ClusterWorld:
         self.pot: dict[str, int] = {}
         self.pot_said: list[PotSaid] = []
         self.events_told: list[Event] = []
-        self.oracle = LossOracle(self) if self.losses.are_there else ClusterOracle(self)
+        self.oracle = self._new_oracle()
         self.news.on_change = self.oracle.directory_changed
         self._born = 0
+
+    def _new_losses(self, seed: int) -> Losses:
+        return Losses(seed)
+
+    def _new_sides(self, seed: int) -> list[SideStory]:
+        return side_stories(self, seed)
+
+    def _new_oracle(self) -> ClusterOracle:
+        return LossOracle(self) if self.losses.are_there else ClusterOracle(self)
+
+    def replaced(self) -> Mapping[str, object]:
+        """Return what stands in workers instead of what they have: `module:name` to that."""
+        return {}
+
+    def new_directory(self, worker: str) -> SimulatedDirectory:
+        """Return the directory as a new worker reaches it."""
+        return self.mutant.directory(self.backend, self.store_faults, self.news)
+
+    def new_actuator(self, worker: str) -> Actuator | None:
+        """Return what starts others for a worker; None: nobody does."""
+        return None
 
     def _new_backend(self) -> MemoryBackend:
         if self.losses.are_there:
@@ -441,7 +477,7 @@ class ClusterWorld:
 
     def run(self) -> None:
         """Let everything happen, then compare."""
-        replaced = dict(self.oracle.observers())
+        replaced = {**self.oracle.observers(), **self.replaced()}
         for side in self.sides:
             replaced.update(side.replaced())
         replaced.update(self.mutant.replaced)
@@ -471,17 +507,24 @@ class ClusterWorld:
         loop.run_until(loop.now_ms + story_ms)
         self._heal()
         loop.run_until(loop.now_ms + 1_000)
-        until_ms = loop.now_ms + REST_MS_MAX
-        while loop.now_ms < until_ms and self.oracle.unrest():
-            loop.run_until(loop.now_ms + LOOK_MS)
-        if self.losses.are_there:
-            self._ask_everybody_again()
+        self._come_to_rest()
+        self._go_on()
         self.oracle.judge()
         for side in self.sides:
             side.judge()
         for caller in self.callers:
             caller.leave()
         loop.run_until(loop.now_ms + 3_000)
+
+    def _come_to_rest(self) -> None:
+        until_ms = self.loop.now_ms + REST_MS_MAX
+        while self.loop.now_ms < until_ms and self.oracle.unrest():
+            self.loop.run_until(self.loop.now_ms + LOOK_MS)
+
+    def _go_on(self) -> None:
+        """Let happen what is to happen when all is well again."""
+        if self.losses.are_there:
+            self._ask_everybody_again()
 
     def _end(self) -> None:
         self.over = True
@@ -498,9 +541,9 @@ class ClusterWorld:
         former, other = self.releases.former, self.releases.next
         return f"{', '.join(sorted(former))} | {', '.join(sorted(other))}"
 
-    def add_worker(self, release: Release, address: str = "") -> StoryWorker:
+    def add_worker(self, release: Release, address: str = "", launch: str = "") -> StoryWorker:
         self._born += 1
-        worker = StoryWorker(self, f"w{self._born}", release, address)
+        worker = StoryWorker(self, f"w{self._born}", release, address, launch)
         has = f" with {', '.join(sorted(release))}" if self.releases.are_different else ""
         self.note(f"{worker.process.name} starts{has}")
         self.workers.append(worker)
@@ -512,7 +555,7 @@ class ClusterWorld:
         chance = self.chance
         self.callers = [Caller(self, f"c{number}") for number in range(chance.randint(1, 3))]
         count = chance.randint(10, 50)
-        pause_ms = chance.choice([1, 10, 60])
+        pause_ms = chance.choice(self.pauses_ms)
         begin_ms = chance.choice([0, 700])
         for number in range(count):
             self._plan_message(number, begin_ms + number * pause_ms)
@@ -674,9 +717,7 @@ class ClusterWorld:
                 self.loop.run_until(self.loop.now_ms + LOOK_MS)
             assert isinstance(self.oracle, LossOracle)
             self.oracle.answered_after_all(asked, may_be_unknown=not round_)
-        until_ms = self.loop.now_ms + REST_MS_MAX
-        while self.loop.now_ms < until_ms and self.oracle.unrest():
-            self.loop.run_until(self.loop.now_ms + LOOK_MS)
+        self._come_to_rest()
 
     # What goes wrong
 
@@ -748,7 +789,7 @@ class ClusterWorld:
         self.loop.call_later(delay_ms / 1000, what, *arguments, context=self.loop.world.home)
 
     def living(self) -> list[StoryWorker]:
-        return [each for each in self.workers if each.process.alive and not each.stopping]
+        return [each for each in self.workers if each.stays]
 
     def _processes(self, workers: Sequence[StoryWorker]) -> list[Process]:
         """Return those of some workers, and of all clients."""
@@ -767,11 +808,12 @@ class ClusterWorld:
                 again = chance.random() < 0.5
                 address = worker.process.address if again else ""
                 release = self.releases.after(worker.functions)
-                self._later(chance.choice([10, 300, 2_000]), self._restart, release, address)
+                after_ms = chance.choice([10, 300, 2_000])
+                self._later(after_ms, self._restart, release, address, worker.launch)
 
-    def _restart(self, release: Release, address: str) -> None:
+    def _restart(self, release: Release, address: str, launch: str) -> None:
         if self.faulty:
-            self.add_worker(release, address)
+            self.add_worker(release, address, launch)
 
     def _freeze(self) -> None:
         worker, chance = self._some_worker(), self.fault_chance
