@@ -282,7 +282,7 @@ def put_stopwatches() -> Stopwatches:
         ],
         "state": [
             (StateCache, ("missing", "insert", "changed", "over_bound", "shrink")),
-            (sync_runner.Place, ("drain",)),
+            (sync_runner.ExecutionEnv, ("drain",)),
         ],
         "run": [(sync_runner.SyncRunner, ("run",))],
         "encode": [(CommitEncoder, ("contribute",))],
@@ -297,6 +297,7 @@ def put_stopwatches() -> Stopwatches:
         watches.wrap_coroutine(store, "commit", "commit")
         watches.wrap_coroutine(store, "load", "state")
     watches.wrap_coroutine(group_commit.GroupCommitter, "run", "commit")
+    watches.wrap(MemoryStore, "commit_at_once", "commit")
     watches.wrap_in_thread(Writer, "_commit", "writer commit CPU", "writer commit wall")
     watches.wrap_in_thread(Writer, "_work_in_background", "writer fold CPU")
     return watches

@@ -1,6 +1,6 @@
 """Bursts with short and long deadlines, simulated: what is late, and what does it cost?
 
-    .venv/bin/python -m benchmarks.elasticity.bursts [--quick] [--keep]
+    .venv/bin/python -m benchmarks.elasticity.bursts [--quick] [--keep] [--only predictive]
 
 Bursts of Pareto-distributed heights, up to four times the usual load, six seconds long; results
 are due after 50 ms or after 5 s. A worker starts in 0.5 s or in 5 s. A policy is dominated if
@@ -10,6 +10,7 @@ another has fewer misses and costs less.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,11 +125,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one seed, 200 s")
     parser.add_argument("--keep", action="store_true", help="replace the kept results")
+    parser.add_argument(
+        "--only", default="", help="a policy that has changed: all others as they were kept"
+    )
     arguments = parser.parse_args()
+    known = {}
+    if arguments.only:
+        for each in json.loads((folder(True) / "elasticity_bursts.json").read_text("utf-8")):
+            if each["policy"] != arguments.only:
+                known[each["deadline"], each["start"], each["policy"]] = each
     seeds, seconds = (SEEDS[:1], 200) if arguments.quick else (SEEDS, 900)
     policies = [*(f"fixed:workers={count}" for count in FIXED), *POLICIES]
     records = [
-        run(deadline, start, policy, seeds, seconds)
+        known.get((deadline, start, policy)) or run(deadline, start, policy, seeds, seconds)
         for deadline in DEADLINES
         for start in STARTS
         for policy in policies

@@ -1,6 +1,6 @@
 """Styx's autoscaling experiment, simulated: how many workers, what do they cost, what waits?
 
-    .venv/bin/python -m benchmarks.elasticity.styx [--quick] [--keep]
+    .venv/bin/python -m benchmarks.elasticity.styx [--quick] [--keep] [--only predictive]
 
 A cosine of 0 to 14,000 messages a second, three cycles of 300 s, 4 to 10 workers; then steps, an
 irregular load, a file; then all of it at 12.8 times the size with 40 to 128 workers. One worker
@@ -11,7 +11,8 @@ policies are the runtime's own; messages are amounts (`sublet.simulation.Elastic
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,8 +106,15 @@ def above(report: ElasticReport, ideal: Sequence[int]) -> int:
 
 
 def run_load(
-    size: Size, load: str, start_s: float, policies: Sequence[str], seconds: int, kept: bool
+    size: Size,
+    load: str,
+    start_s: float,
+    policies: Sequence[str],
+    seconds: int,
+    kept: bool,
+    known: Mapping[tuple[str, str, float, str], dict[str, Any]],
 ) -> list[dict[str, Any]]:
+    """`known`: records that need not be found again."""
     in_all = in_workers(size, load, seconds)
     schedule = by_formula(in_all, size.least, size.most, UTILISATION)
     starts, _ = cheapest(in_all, size.least, size.most, utilisation=UTILISATION, start_s=start_s)
@@ -121,7 +129,12 @@ def run_load(
     }
     records, reports = [], {}
     base = simulation(size, load, start_s, seconds)
+    is_plotted = start_s == 10.0 and size is SMALL
     for policy in policies:
+        before = known.get((size.name, load, start_s, policy))
+        if before is not None and not (is_plotted and policy in SHOWN):
+            records.append(before)
+            continue
         chosen = base.but(scaling=policy)
         if policy.startswith("fixed"):
             chosen = chosen.but(workers=int(policy.partition("=")[2]))
@@ -138,7 +151,7 @@ def run_load(
             f"({report.wall_s:.1f} s)",
             flush=True,
         )
-    if start_s == 10.0 and size is SMALL:
+    if is_plotted:
         shown = {name: each for name, each in reports.items() if name in SHOWN}
         for suffix in (".svg", ".png") if load == "cosine" else (".png",):
             path = folder(kept) / f"elasticity_styx_{load}{suffix}"
@@ -254,18 +267,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one start time, the small cluster")
     parser.add_argument("--keep", action="store_true", help="replace the kept results")
+    parser.add_argument(
+        "--only", default="", help="a policy that has changed: all others as they were kept"
+    )
     arguments = parser.parse_args()
     records: list[dict[str, Any]] = []
+    known = {}
+    if arguments.only:
+        for each in json.loads((folder(True) / "elasticity_styx.json").read_text("utf-8")):
+            if each["policy"].partition(":")[0] != arguments.only:
+                known[each["size"], each["load"], each["start_s"], each["policy"]] = each
     static = [f"fixed:workers={SMALL.least}", f"fixed:workers={SMALL.static}"]
     for load in loads():
         starts = (10.0,) if arguments.quick or load != "cosine" else STARTS_S
         for start_s in starts:
             policies = (*(static if start_s == 10.0 else []), *POLICIES)
-            records += run_load(SMALL, load, start_s, policies, SECONDS, arguments.keep)
+            records += run_load(SMALL, load, start_s, policies, SECONDS, arguments.keep, known)
         if not arguments.quick:
             policies = (f"fixed:workers={LARGE.static}", *POLICIES[:2], *POLICIES[3:4])
             for start_s in STARTS_S[:2] if load == "cosine" else (10.0,):
-                records += run_load(LARGE, load, start_s, policies, SECONDS, arguments.keep)
+                records += run_load(LARGE, load, start_s, policies, SECONDS, arguments.keep, known)
     title = "Styx's autoscaling experiment, simulated"
     write("elasticity_styx", title, NOTE, grids(records), records, arguments.keep)
 

@@ -11,12 +11,12 @@ from benchmarks.cameo.app import spin
 from sublet import App, Context, Sum
 from sublet.functions.app import Function, Handler
 from sublet.scheduler.binding.policy import (
-    Asked,
     Bid,
     Bindable,
     BindingContext,
     Choice,
     Lend,
+    Trigger,
     binding_policy,
 )
 
@@ -91,7 +91,7 @@ SUMS = {
 class AllAway:
     """Lends everything, however little there is to do at home."""
 
-    asked = Asked.EACH
+    trigger = Trigger.EACH
 
     def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         if not scene.peers:

@@ -28,7 +28,7 @@ from benchmarks.leases.report import flooded_grid, grids, hot_key_grid, pairs_gr
 from sublet.functions.address import partition_index_of
 from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
-from sublet.scheduler.binding.policy import Asked, binding_named
+from sublet.scheduler.binding.policy import Trigger, binding_named
 from sublet.testing import Harness
 
 TOPOLOGY = Topology(
@@ -117,7 +117,7 @@ def test_what_is_always_lent_differs_in_nothing_else() -> None:
         assert app.functions[lent].binding == ALL_AWAY
         assert app.functions[home].slo_ms is app.functions[lent].slo_ms is None
     assert app.functions[COUNTS[10]].slo_ms == SLO_MS[10]
-    assert binding_named(ALL_AWAY).asked is Asked.EACH
+    assert binding_named(ALL_AWAY).trigger is Trigger.EACH
 
 
 def test_keys_are_those_of_one_worker() -> None:
