@@ -14,6 +14,9 @@ from tests.integration.fork_server import ForkedProcess, start_worker
 APPS = "tests.integration.http_app:apps"
 PATIENCE_S = 60.0
 LOOK_EVERY_S = 0.02
+# Nobody takes over from it: on a busy machine it may be silent for longer than usual, and would
+# answer 503 until it has joined again.
+ALONE_TERM_MS = 30_000
 
 
 @contextmanager
@@ -28,7 +31,13 @@ def http_worker(
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "worker.log"
     log.write_bytes(b"")
-    settings = {"http_port": 0, "log_format": "json", "data_dir": data_dir, **settings}
+    settings = {
+        "http_port": 0,
+        "log_format": "json",
+        "data_dir": data_dir,
+        "member_term_ms": ALONE_TERM_MS,
+        **settings,
+    }
     environment = {f"SUBLET_{name.upper()}": str(value) for name, value in settings.items()}
     process = start_worker(target, {**os.environ, **environment}, log)
     try:

@@ -23,7 +23,7 @@ from tests.integration.promise_world import World, function_of, key_of
 from tests.integration.ways_in import WAYS, Asked, ByCommandLine, ByHttp, Way, ways_to
 
 WITH_STATE = ("keyed", "stateful")
-STORY_S = 100.0
+STORY_S = 300.0
 
 
 class Story:

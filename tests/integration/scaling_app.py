@@ -8,12 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sublet import App, Context
-from sublet.scheduler.scaling.actions import Action, AddWorkers, Outcome, Slot
+from sublet.scheduler.scaling.actions import (
+    Action,
+    AddWorkers,
+    DrainWorker,
+    Outcome,
+    Redirect,
+    Slot,
+)
 from sublet.scheduler.scaling.policy import scaling_policy
 from sublet.scheduler.scaling.view import ClusterView
 
-if Path(os.environ.get("TEST_BROKEN", "/nowhere")).exists():
+NOWHERE = "/nowhere"
+
+if Path(os.environ.get("TEST_BROKEN", NOWHERE)).exists():
     raise RuntimeError("the code is broken")
+while Path(os.environ.get("TEST_HANGS", NOWHERE)).exists():
+    time.sleep(0.1)
 
 app = App("waits", partitions=24)
 
@@ -24,6 +35,52 @@ def count(ctx: Context, amount: int) -> int:
     time.sleep(0.02)
     ctx.state.set(ctx.state.get() + amount)
     return int(ctx.state.get())
+
+
+@app.function(state=int, partitions=4, blocking=True)
+def stuck(ctx: Context, amount: int) -> int:
+    """Go on for as long as a file is there."""
+    while amount and Path(os.environ.get("TEST_STUCK", NOWHERE)).exists():
+        time.sleep(0.05)
+    ctx.state.set(ctx.state.get() + amount)
+    return int(ctx.state.get())
+
+
+class _Policy:
+    slot = Slot.WORKERS
+    period_ms = 1_000.0
+
+    def ended(self, action: Action, outcome: Outcome, now_ms: float) -> None:
+        pass
+
+
+@scaling_policy("as-told")
+class AsTold(_Policy):
+    """Wants as many workers as a file says."""
+
+    def decide(self, cluster: ClusterView, now_ms: float) -> Sequence[Action]:
+        told = Path(os.environ["TEST_WANTED"]).read_text()
+        missing = int(told or 0) - len(cluster.serving) - cluster.starting
+        if not told or not missing:
+            return ()
+        if missing > 0:
+            return [AddWorkers(count=missing, because=f"{told} are wanted")]
+        return [
+            DrainWorker(worker=each.id, because=f"{told} are wanted")
+            for each in cluster.dispensable(cluster.serving[::-1], -missing)
+        ]
+
+
+@scaling_policy("raises")
+class Raises(_Policy):
+    def decide(self, cluster: ClusterView, now_ms: float) -> Sequence[Action]:
+        raise ZeroDivisionError("no workers at all")
+
+
+@scaling_policy("nonsense")
+class Nonsense(_Policy):
+    def decide(self, cluster: ClusterView, now_ms: float) -> Sequence[Action]:
+        return [DrainWorker(worker="nobody"), AddWorkers(count=10**9)]
 
 
 @scaling_policy("one-more")
@@ -41,6 +98,27 @@ class OneMore:
             return ()
         self._is_done = True
         return [AddWorkers(count=1, because="a test wants it")]
+
+    def ended(self, action: Action, outcome: Outcome, now_ms: float) -> None:
+        pass
+
+
+@scaling_policy("half-away")
+class HalfAway:
+    """Lets two workers that own nothing have half of what is counted."""
+
+    slot = Slot.PLACEMENT
+    period_ms = 1_000.0
+    actions = frozenset({Redirect})
+
+    def decide(self, cluster: ClusterView, now_ms: float) -> Sequence[Action]:
+        owners = set(cluster.placement.values())
+        lessees = tuple(each.id for each in cluster.serving if each.id not in owners)[:2]
+        known = cluster.plan.redirects.get(count.name)
+        if len(lessees) < 2 or (known is not None and known.lessees == lessees):
+            return ()
+        because = "a test wants it"
+        return [Redirect(function=count.name, share=0.5, lessees=lessees, because=because)]
 
     def ended(self, action: Action, outcome: Outcome, now_ms: float) -> None:
         pass

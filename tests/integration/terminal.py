@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.integration.fork_server import run_sublet
 from tests.ports import free_ports
 
 PATIENCE_S = 120.0
@@ -37,7 +39,8 @@ _LOOK = re.compile(
     r"sublet (dead list|state|timers|tail|status|slow|call \w+ \w+ 0$)|curl .*/metrics"
 )
 _LONG = re.compile(r"sublet (run|dev)\b")
-
+# What needs no shell. Its imports are done already: a third of all commands only wait for these.
+_PLAIN = re.compile(r"sublet [^|&;<>$`*~#\\]+")
 
 _PORTS = ("8080", "8081", "7337", "7338", "7070", "7071")
 
@@ -138,6 +141,15 @@ class Terminal:
         return text
 
     def _run(self, command: str) -> str:
+        if _PLAIN.fullmatch(command):
+            ended = run_sublet(
+                *shlex.split(command)[1:],
+                directory=self._folder,
+                environment=_environment(),
+                patience_s=self._patience_s,
+                one_output=True,
+            )
+            return ended.stdout
         process = subprocess.Popen(
             command,
             shell=True,

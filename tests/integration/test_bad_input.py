@@ -23,6 +23,7 @@ from sublet import (
     TooLargeError,
     UnknownFunctionError,
 )
+from sublet.functions.errors import UnavailableError
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.frames import (
     Ack,
@@ -131,6 +132,16 @@ async def test_a_raw_link_cannot_speak_for_somebody_else(cluster: Cluster) -> No
         await raw.until(lambda: raw.ending is not None)
         assert raw.ending is not None
         assert "~victim" in raw.ending[0]
+
+
+async def test_a_raw_link_cannot_pretend_to_be_a_worker(cluster: Cluster) -> None:
+    """Who could would send messages as any partition, and take leases with the states in them."""
+    worker = cluster.workers[0]
+    refused = pytest.RaisesExc(UnavailableError, match="have not proved to be one")
+    for name in ("w-stranger", (await cluster.status(worker)).worker):
+        with pytest.RaisesGroup(refused):
+            async with raw_client(worker.address, name):
+                pass
 
 
 async def test_a_raw_link_cannot_acknowledge_the_replies_of_somebody_else(

@@ -200,6 +200,7 @@ def commands() -> list[str]:
 def test_all_commands_are_there() -> None:
     assert commands() == [
         "backfill",
+        "burst serve",
         "call",
         "cancel",
         "check",
@@ -217,7 +218,7 @@ def test_all_commands_are_there() -> None:
         "send",
         "simulate",
         "slow",
-        *("state get", "state list", "state put", "state delete"),
+        *("state get", "state list", "state put", "state delete", "state forget"),
         "status",
         "tail",
         "timers",
@@ -828,7 +829,7 @@ def test_dead_letters_are_dropped_by_id_or_all_at_once(cluster: Cluster) -> None
     ("arguments", "told"),
     [
         (("dead show", "desk/fail/0#~x:1"), "there is no dead letter 'desk/fail/0#~x:1'"),
-        (("dead show", "17"), "'17' is no id; allowed: partition#id"),
+        (("dead show", "17"), "'17' is not an id; allowed: partition#id"),
         (("dead replay", "desk/fail/9#a:1"), "desk/fail has no partition 9; allowed: 0..3"),
         (("dead replay", "desk/none/0#a:1"), "there is no function 'desk/none'"),
         (("dead replay",), "name dead letters by their ids"),
@@ -1228,3 +1229,26 @@ async def test_a_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
         "ended with status 7; restarting in 0.0 s",
     ]
     assert supervisor.pids == {}
+
+
+def test_a_worker_that_has_stopped_does_not_wait_for_what_cannot_be_cancelled() -> None:
+    """As a host name that is being resolved, and nobody answers."""
+    code = """
+import asyncio, time
+from sublet.runtime.cli.commands.run import run_to_end
+
+async def quick():
+    print("quick")
+
+async def slow():
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+    print("stopped")
+
+run_to_end(quick())
+run_to_end(slow())
+print("not reached")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout == "quick\nstopped\n"

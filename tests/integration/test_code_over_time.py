@@ -378,6 +378,18 @@ async def test_check_says_what_would_break(tmp_path: Path) -> None:
         for command in ("status", "functions"):
             _, told = await sublet(command, "--connect", address)
             assert "shop/cart is stored, but no longer declared" in told
+            assert "`sublet state forget shop/cart`" in told
+        folder = str(cluster.data_dir)
+        code, told = await sublet("state", "forget", "other", "--data-dir", folder, "--json")
+        assert (code, "shop/other is declared by" in told) == (ExitCode.USAGE, True)
+        code, told = await sublet("state", "forget", "cart", "--data-dir", folder, "--json")
+        assert code == ExitCode.USAGE
+        question = "Forget shop/cart for good: 40 states, 0 waiting messages and 0 dead letters?"
+        assert question in told
+        code, told = await sublet("state", "forget", "cart", "--data-dir", folder, "--yes")
+        assert (code, told) == (ExitCode.DONE, "forgotten\n")
+        _, told = await sublet("status", "--connect", address)
+        assert "no longer declared" not in told
         await stop(*cluster.living)
 
         cluster.add_worker(new)

@@ -252,7 +252,7 @@ async def test_a_change_of_code_on_disk_ends_no_other_worker_when_one_dies(
         (tmp_path / "old" / "prices.py").write_text("PRICE = 3\n")
         os.kill(first.pid, signal.SIGKILL)
         await run.says("runs other code of shop")
-        await run.says("cannot start again (see above); the others go on")
+        await run.says("cannot start again (see above); the other workers continue")
         beat = (await directory.view()).members[second.id].beat
 
         async def beats_on() -> bool:

@@ -14,7 +14,7 @@ from tests.redis_process import RedisProcess
 
 APP = "tests.integration.count_app:app"
 KEYS = [f"key{number}" for number in range(64)]
-SERVED_WITHIN_S = 8.0
+SERVED_WITHIN_S = 20.0
 
 
 async def test_callers_of_a_worker_that_is_cut_off_from_redis_are_served_by_others(
@@ -35,7 +35,7 @@ async def test_callers_of_a_worker_that_is_cut_off_from_redis_are_served_by_othe
             cut = cluster.add_worker(redis_url=f"redis://127.0.0.1:{cut_port}/0")
             await cluster.ready()
             # It knows nobody else, until it is told.
-            async with asyncio.timeout(40), Client([cut.address]) as client:
+            async with asyncio.timeout(150), Client([cut.address]) as client:
                 sent = 0
 
                 async def round_() -> None:

@@ -206,7 +206,7 @@ async def test_dead_letters_are_listed_page_by_page(cluster: Cluster, tmp_path: 
         pages = await listed(4)
         assert [len(page) for page in pages] == [4] * 6 + [1]
         assert sorted(key for page in pages for key in page) == sorted(keys)
-        with pytest.raises(RejectedError, match="is no id"):
+        with pytest.raises(RejectedError, match="is not an id"):
             await unary.list_records(RecordsRequest(kind="dead", after="nonsense"))
         with pytest.raises(RejectedError, match="timers have no pages"):
             await unary.list_records(RecordsRequest(kind="timer", after="promise/ring/0#1"))

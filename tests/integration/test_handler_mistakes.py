@@ -177,9 +177,9 @@ async def test_each_mistake_is_logged_once_with_its_traceback(worker: Cluster) -
             for each in failed
             if each["function"] == "mistaken/plain" and each["error"].endswith(place)
         ]
-        with_traceback = [each for each in told if "exception" in each]
+        with_traceback = [each for each in told if "stack" in each]
         assert len(with_traceback) == 1, (mistake, told)
-        assert LINES[line_of(mistake) - 1].strip() in with_traceback[0]["exception"]
+        assert LINES[line_of(mistake) - 1].strip() in with_traceback[0]["stack"]
 
 
 async def test_a_dead_letter_is_shown_with_its_traceback(worker: Cluster) -> None:

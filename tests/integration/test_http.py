@@ -137,11 +137,11 @@ def test_a_message_sent_one_way_is_taken_at_once_and_handled_later(
     http: httpx.Client, query: str, headers: dict[str, str]
 ) -> None:
     key = f"one-way-{query[1:5]}"
-    response = http.post(f"/functions/faulty/slow/{key}{query}", json=500, headers=headers)
+    response = http.post(f"/functions/faulty/slow/{key}{query}", json=5_000, headers=headers)
 
     assert (response.status_code, response.content) == (202, b"")
     assert response.headers["preference-applied"] == "respond-async"
-    assert response.elapsed.total_seconds() < 0.4
+    assert response.elapsed.total_seconds() < 4.0
 
 
 # Idempotency
@@ -284,11 +284,11 @@ def test_what_a_handler_rejects_is_the_caller_s_to_change(http: httpx.Client) ->
 
 def test_a_deadline_that_passes_is_a_gateway_timeout(http: httpx.Client) -> None:
     response = http.post(
-        "/functions/faulty/slow/late", json=2_000, headers={"sublet-deadline": "100ms"}
+        "/functions/faulty/slow/late", json=20_000, headers={"sublet-deadline": "100ms"}
     )
 
     assert_problem(response, 504, "deadline_exceeded")
-    assert response.elapsed.total_seconds() < 1.5
+    assert response.elapsed.total_seconds() < 15.0
 
 
 def test_a_handler_that_runs_too_long_is_a_gateway_timeout(http: httpx.Client) -> None:
@@ -455,17 +455,17 @@ async def test_a_full_worker_refuses_at_once_and_says_when_to_come_back(tmp_path
     with http_worker(tmp_path, in_flight_max=2) as url:
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             responses = await asyncio.gather(
-                *(http.post(f"/functions/faulty/slow/{each}", json=500) for each in range(8))
+                *(http.post(f"/functions/faulty/slow/{each}", json=2_000) for each in range(8))
             )
 
     refused = [each for each in responses if each.status_code == 429]
     assert refused
     assert {each.status_code for each in responses} <= {200, 429}
-    assert any(each.status_code == 200 for each in responses)
+    first = min(each.elapsed for each in responses if each.status_code == 200)
     for each in refused:
         assert_problem(each, 429, "overloaded")
         assert int(each.headers["retry-after"]) >= 1
-        assert each.elapsed.total_seconds() < 0.5
+        assert each.elapsed < first
 
 
 @pytest.fixture(scope="module")
@@ -606,7 +606,7 @@ async def publish(url: str, values: range) -> None:
     async with httpx.AsyncClient(base_url=url) as http:
         for value in values:
             reply = await http.post(f"/functions/shop/publish/{value % 7}", json=[value])
-            assert reply.status_code == 200
+            assert reply.status_code == 200, reply.text
 
 
 async def test_a_reader_comes_back_to_every_event_exactly_where_it_left(tmp_path: Path) -> None:

@@ -15,12 +15,15 @@ from sublet.runtime.http.listening import ListenAt
 from sublet.runtime.http.server import HttpServer
 
 PATIENCE_S = 20.0
+LARGE = 32 * 1024 * 1024
+"""More than the kernel takes for a reader that reads nothing."""
 GET = b"GET /%b HTTP/1.1\r\nhost: localhost\r\n\r\n"
 POST = b"POST /refused HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
 
 
 class Site:
-    """Answers with the path; `/slow` when it may, `/refused` before it has read anything."""
+    """Answers with the path; `/slow` when it may, `/refused` before it has read anything, `/large`
+    with much more."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -31,11 +34,12 @@ class Site:
         path = scope["path"].encode()
         if path.startswith(b"/slow"):
             await self.go_on.wait()
-        headers = [(b"content-length", str(len(path)).encode())]
+        body = bytes(LARGE) if path == b"/large" else path
+        headers = [(b"content-length", str(len(body)).encode())]
         if path == b"/refused":
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": path})
+        await send({"type": "http.response.body", "body": body})
 
 
 @asynccontextmanager
@@ -75,8 +79,7 @@ class Caller:
 
 async def closed(server: HttpServer) -> None:
     await server.close()
-    while not server.is_closed:  # noqa: ASYNC110  # Nobody tells.
-        await asyncio.sleep(0.01)
+    await server.closed()
 
 
 async def test_a_server_that_drains_answers_as_before_and_says_that_connections_end() -> None:
@@ -152,6 +155,22 @@ async def test_who_has_connected_before_the_end_is_answered() -> None:
             assert await each.reply() == (b"/a", True)
             assert await each.rest() == b""
         await closed(server)
+
+
+async def test_a_server_is_closed_when_the_last_reply_is_sent_and_not_before() -> None:
+    async with serving(Site()) as server, asyncio.TaskGroup() as tasks:
+        caller = await Caller.of(server)
+        caller.send(GET % b"large")
+        await caller.reader.readuntil(b"\r\n\r\n")
+        await server.close()
+        ending = tasks.create_task(server.closed())
+        await asyncio.sleep(0)
+        assert not ending.done()
+
+        assert len(await caller.reader.readexactly(LARGE)) == LARGE
+        # The other end is still open, so it is no lost connection that tells.
+        await ending
+        assert await caller.rest() == b""
 
 
 async def test_who_connects_and_asks_for_nothing_does_not_hold_up_the_end() -> None:

@@ -44,7 +44,7 @@ def accepts_what_fits(
     if "Expected `int`, got `float`" in response.text:
         return None
     # Nobody can make up a cursor, or the id of a dead letter.
-    made_up = ("not an egress position", "beyond its end", "is no id", "has no partition")
+    made_up = ("not an egress position", "beyond its end", "is not an id", "has no partition")
     if any(each in response.text for each in made_up):
         return None
     return positive_data_acceptance(context, response, case)

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
 from sublet import App, Client, Context
-from sublet.binding import Asked, Bid, Bindable, BindingContext, Choice, Lend, binding_policy
+from sublet.binding import Bid, Bindable, BindingContext, Choice, Lend, Trigger, binding_policy
 from sublet.functions.app import functions_of
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.links.grpc_link import UnaryClient
@@ -47,7 +47,7 @@ def heard(ctx: Context, amount: int) -> int:
 class Elsewhere:
     """Gives everything away."""
 
-    asked = Asked.EACH
+    trigger = Trigger.EACH
 
     def __init__(self, *, reason: str = "work is for others") -> None:
         self.reason = reason
@@ -103,10 +103,10 @@ async def test_a_lease_is_told_by_status_http_metrics_times_and_traces(tmp_path:
     total = 0
     async with two_workers(tmp_path, tracing, "test-elsewhere:reason=so it is") as (owner, other):
         assert owner.host.lending is not None
-        tallies = owner.host.lending.lessor.tallies
+        stats = owner.host.lending.lessor.stats
         async with Client(owner.address) as client:
             # Before there is a link to the peer, leases are revoked.
-            while NAME not in tallies or not tallies[NAME].returned:
+            while NAME not in stats or not stats[NAME].returned:
                 total += 1
                 assert await client.call(note, "k", 1, trace=TRACEPARENT) == total
         async with UnaryClient(owner.address) as unary:

@@ -51,7 +51,7 @@ from tests.redis_process import RedisClusterProcesses, RedisProcess
 
 STORES = ("memory", "sqlite", "redis")
 DURABLE = ("sqlite", "redis")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(360)
 
 
 @pytest.fixture(scope="module")

@@ -294,7 +294,7 @@ async def test_what_was_kept_for_others_is_what_was_pinned(tmp_path: Path) -> No
             [key for index in rest for key in of_partition(index)], 1
         )
         status = await cluster.status(cluster.workers[0])
-        assert status.counters["snapshots_begun"] == PARTITIONS
+        assert status.counters["snapshots_started"] == PARTITIONS
         assert status.counters["snapshots_open"] == 0
 
 

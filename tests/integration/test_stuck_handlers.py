@@ -27,8 +27,11 @@ NEAR_LIMIT = [
     apps.near_limit_by_key,
     apps.near_limit_async,
 ]
-# Two attempts of 200 ms each, and at worst a second each until a thread is given up.
-ENDS_WITHIN_S = 6.0
+# Their timeout is 30 ms; the timers of a loop count in whole milliseconds.
+LIMIT_MS = 28.0
+# Two attempts of 200 ms each, and at worst a second each until a thread is given up. They would
+# never end.
+ENDS_WITHIN_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +190,9 @@ async def test_a_timeout_interrupts_only_who_has_run_too_long(
         await client.call_many(function, keys, times, return_errors=True)
 
     interrupted_after_ms = await client.call(apps.interrupted, "")
-    # Of 30 ms; the clock of a handler begins a little later than the worker's.
-    assert [each for each in interrupted_after_ms if each < 20] == []
-    assert await client.call_many(function, keys, [0] * len(keys)) == [None] * len(keys)
+    assert [each for each in interrupted_after_ms if each < LIMIT_MS] == []
+    # No key stays closed; on a busy machine, even those that do nothing may be late now and then.
+    while keys:
+        replies = await client.call_many(function, keys, [0] * len(keys), return_errors=True)
+        assert {type(each) for each in replies} <= {type(None), HandlerTimeoutError}
+        keys = [key for key, reply in zip(keys, replies, strict=True) if reply is not None]

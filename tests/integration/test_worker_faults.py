@@ -14,7 +14,7 @@ from tests.integration.cluster import running_cluster, until
 from tests.integration.worker_load import Load, rounds_more, under_load
 
 APP = "tests.integration.count_app:app"
-TAKEOVER_WITHIN_S = 8.0
+TAKEOVER_WITHIN_S = 20.0
 
 
 @pytest.mark.parametrize(("seed", "workers", "lane"), [(1, 2, 1), (2, 3, 0), (3, 3, 1)])
@@ -107,7 +107,8 @@ async def test_a_worker_that_joins_takes_its_share_under_load(tmp_path: Path) ->
 
 
 async def test_a_worker_that_is_asked_to_stop_hands_over_under_load(tmp_path: Path) -> None:
-    async with running_cluster(tmp_path, app=APP, workers=3) as cluster:
+    # Nobody dies here, and on a busy machine nobody is to be taken for dead.
+    async with running_cluster(tmp_path, app=APP, workers=3, member_term_ms=20_000) as cluster:
 
         async def stop_some(load: Load) -> None:
             for worker in cluster.workers[:2]:

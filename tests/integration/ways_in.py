@@ -310,11 +310,14 @@ WAYS = ("client", "blocking", "http", "grpc", "cli")
 
 
 @asynccontextmanager
-async def ways_to(address: str, http: str) -> AsyncIterator[dict[str, Way]]:
+async def ways_to(
+    address: str, http: str, connect_timeout: str = "10s"
+) -> AsyncIterator[dict[str, Way]]:
     """Yield all ways by their name, to one worker."""
+    options: Any = {"overload_retries": 0, "connect_timeout": connect_timeout}
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client(address, overload_retries=0))
-        blocking = BlockingClient(address, overload_retries=0)
+        client = await stack.enter_async_context(Client(address, **options))
+        blocking = BlockingClient(address, **options)
         await asyncio.to_thread(blocking.__enter__)
         stack.push_async_callback(asyncio.to_thread, blocking.close)
         asking = await stack.enter_async_context(

@@ -6,11 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from tests.spark.spark_home import lean_spark_home
 
@@ -26,39 +24,13 @@ SETTINGS = {
     ),
 }
 
-WITH_SPARK_OF_THEIR_OWN = (
-    "test_connect.py",
-    "test_demo.py",
-    "test_docs.py",
-    "test_exactly_once_driver.py",
-    "test_standalone.py",
-)
-
-
-class SessionScheduling(LoadFileScheduling):
-    """Keeps the tests of a file in one process, and all files that share a session of Spark.
-
-    It takes a while to start, and longer until it is quick.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        folder, _, name = nodeid.partition("::")[0].rpartition("/")
-        if folder == "tests/spark" and name not in WITH_SPARK_OF_THEIR_OWN:
-            return folder
-        return str(super()._split_scope(nodeid))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
-    return SessionScheduling(config, log) if config.getoption("dist") == "loadfile" else None
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("spark")
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(180))
+                item.add_marker(pytest.mark.timeout(400))
             # What Spark itself warns of is not ours.
             item.add_marker(pytest.mark.filterwarnings("default:::pyspark"))
 

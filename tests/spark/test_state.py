@@ -183,10 +183,10 @@ def test_filters_on_key_and_partition_decide_what_is_read(
     frame = states(STEP, "key STRING, partition INT, state INT")
 
     def read_and_pinned(chosen: DataFrame) -> tuple[list[Row], int]:
-        before = workers.counters()["snapshots_begun"]
+        before = workers.counters()["snapshots_started"]
         # Sorted here: Spark reads twice what it sorts, the first time for a sample.
         rows = sorted(chosen.collect())
-        return rows, int(workers.counters()["snapshots_begun"] - before)
+        return rows, int(workers.counters()["snapshots_started"] - before)
 
     first = partition_index_of(KEYS[0], PARTITIONS)
     assert read_and_pinned(frame.filter(frame.key == KEYS[0])) == ([Row(KEYS[0], first, 1)], 1)

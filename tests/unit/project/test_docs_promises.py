@@ -142,7 +142,7 @@ def test_every_test_of_a_cell_goes_through_what_its_column_says(tmp_path: Path) 
         }
     )
     subprocess.run(
-        [sys.executable, "-c", _COLLECT, str(found), *files], cwd=ROOT, check=True, timeout=50
+        [sys.executable, "-c", _COLLECT, str(found), *files], cwd=ROOT, check=True, timeout=200
     )
     collected = json.loads(found.read_text())
     missing = []

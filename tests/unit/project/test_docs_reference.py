@@ -66,6 +66,7 @@ def test_every_command_is_in_the_reference_with_an_example() -> None:
         "sublet dead",
         "sublet pipelines",
         "sublet scale",
+        "sublet burst",
         "sublet config",
     }
 

@@ -22,7 +22,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     # Without --quiet, which would hide warnings from --strict.
