@@ -204,9 +204,14 @@ def panels() -> Iterator[Panel]:
     yield Panel(
         "Messages that peers ran",
         "percentunit",
-        "Share of a function's messages that were lent, and that had to come home unrun.",
+        "Share of a function's messages that were lent, that were redirected by the scaling plan, "
+        "and that had to come home unrun.",
         (
             (f"{_rate('sublet_messages_lent')} / {_rate('sublet_messages')}", of_function),
+            (
+                f"{_rate('sublet_redirected')} / {_rate('sublet_messages')}",
+                f"{of_function} redirected",
+            ),
             (
                 f"{_rate('sublet_messages_local_only')} / {_rate('sublet_messages')}",
                 f"{of_function} local only",
@@ -341,6 +346,7 @@ def panels() -> Iterator[Panel]:
         (
             (_gauge("sublet_workers", "state"), "{{state}}"),
             (_gauge("sublet_workers_wanted", "job"), "wanted"),
+            (_gauge("sublet_instances", "state"), "instances {{state}}"),
             (_gauge("sublet_scaling_leads", "instance"), f"{of_worker} leads"),
         ),
     )
@@ -375,7 +381,7 @@ def panels() -> Iterator[Panel]:
     yield Panel(
         "Spending",
         "short",
-        "What workers cost a second, in the currency of the prices.",
+        "What workers and instances cost a second, in the currency of the prices.",
         ((_rate("sublet_spend", "job"), "cost"),),
     )
     yield Panel(
