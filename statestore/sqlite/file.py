@@ -224,8 +224,9 @@ def open_files(
 def _check_writable(path: Path) -> None:
     """SQLite opens what it can only read, and fails at each commit."""
     for each in (str(path), f"{path}-wal", f"{path}-shm"):
-        # In this order: others may close the database now, which removes both files beside it.
-        if not os.access(each, os.W_OK) and os.path.exists(each):
+        # Others may create these files now, or remove them when they close the database: one look
+        # can find a file that was not there yet when it was asked for its rights, two cannot.
+        if all(not os.access(each, os.W_OK) and os.path.exists(each) for _ in range(2)):
             raise StoreFileError(f"cannot write {each}; {_MUST_WRITE}")
 
 
