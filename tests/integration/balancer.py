@@ -137,6 +137,12 @@ class Balancer:
         for each in self.backends:
             each.close()
 
+    async def all_are_in(self) -> None:
+        """Look until every worker was found ready."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not all(each.is_in for each in self.backends):
+                await asyncio.gather(*(each.look() for each in self.backends))
+
     async def ask(self, method: str, path: str, body: bytes = b"", *, kept: bool) -> Reply:
         """Ask some worker, on a connection that is kept or on a new one."""
         backend = await self._choose()

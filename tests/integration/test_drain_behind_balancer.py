@@ -122,6 +122,7 @@ async def test_no_http_request_fails_while_workers_are_stopped(tmp_path: Path, s
             balancer = Balancer()
             for worker in cluster.workers:
                 balancer.add(http_address(cluster, worker))
+            await balancer.all_are_in()
             load = Load(balancer)
             await load.begin()
             async with asyncio.TaskGroup() as tasks:
