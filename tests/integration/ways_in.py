@@ -311,17 +311,19 @@ WAYS = ("client", "blocking", "http", "grpc", "cli")
 
 @asynccontextmanager
 async def ways_to(
-    address: str, http: str, connect_timeout: str = "10s"
+    address: str, http: str, connect_timeout: str = "10s", *, keep_alive: bool = True
 ) -> AsyncIterator[dict[str, Way]]:
-    """Yield all ways by their name, to one worker."""
+    """Yield all ways by their name, to one worker; without `keep_alive`, each request by HTTP has a
+    connection of its own."""
     options: Any = {"overload_retries": 0, "connect_timeout": connect_timeout}
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(address, **options))
         blocking = BlockingClient(address, **options)
         await asyncio.to_thread(blocking.__enter__)
         stack.push_async_callback(asyncio.to_thread, blocking.close)
+        limits = httpx.Limits(max_keepalive_connections=None if keep_alive else 0)
         asking = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=f"http://{http}", timeout=PATIENCE_S)
+            httpx.AsyncClient(base_url=f"http://{http}", timeout=PATIENCE_S, limits=limits)
         )
         channel = await stack.enter_async_context(aio.insecure_channel(address))
         yield {
