@@ -21,7 +21,7 @@ SEEDS_PER_TEST = 10
 MUTANT_SEEDS_MAX = 300
 SEEDS_TRIED_FIRST = {
     "ActsWithoutItsToken": 6,
-    "DoesNotLookAgain": 33,
+    "DoesNotLookAgain": 428,
     "ForgetsMoneyInAFailover": 19,
     "IgnoresTheCap": 19,
     "MovesWithoutGain": 14,
