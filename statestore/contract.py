@@ -485,11 +485,14 @@ class Directory(Protocol):
         """
         ...
 
-    async def drain(self, worker: str, *, token: int | None = None) -> View | None:
+    async def drain(
+        self, worker: str, *, token: int | None = None, expected_version: int | None = None
+    ) -> View | None:
         """Mark a member as about to leave; return the new view, or None if it is no member.
 
         It stays so until it leaves, also if it is removed and joins again. With the token of a
-        controller, nothing is done, and None returned, if it is not the current one.
+        controller, nothing is done, and None returned, if it is not the current one; nor with an
+        expected version if the view has changed since.
         """
         ...
 

@@ -402,10 +402,14 @@ class MemoryDirectory:
         backend.version += 1
         return self._view()
 
-    async def drain(self, worker: str, *, token: int | None = None) -> View | None:
+    async def drain(
+        self, worker: str, *, token: int | None = None, expected_version: int | None = None
+    ) -> View | None:
         backend = self._backend
         member = backend.members.get(worker)
         if member is None or token not in (None, backend.lead.token):
+            return None
+        if expected_version not in (None, backend.version):
             return None
         backend.members[worker] = msgspec.structs.replace(member, draining=True)
         others = [each for each in backend.leaving if each != worker]

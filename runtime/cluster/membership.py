@@ -56,6 +56,8 @@ UNDECLARED_HINT = "was it renamed? then declare aliases=[its old name] on the ne
 VERSIONS_UNSEEN = 60_000
 """Versions are milliseconds, or less: so much newer than what was known here is newer than all that
 others have seen since, before the directory went back."""
+LOOKS_MAX = 5
+"""So often a controller looks whether a worker may be drained, if the cluster changes meanwhile."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -822,9 +824,28 @@ class Membership:
         """Mark any worker as one that is to give everything away and end.
 
         With the token of a controller, nothing is done if there is another one, or if a function
-        would have nobody: people may want that, a controller never.
+        would have nobody: people may want that, a controller never. It is the directory that
+        compares with what was looked at: whoever asks may stand still in between, and be dead to
+        the others when it goes on.
         """
-        view = await self._directory.view()
+        for _ in range(LOOKS_MAX):
+            view = await self._directory.view()
+            if self._may_drain(view, worker, token, even_last):
+                expected = None if token is None else view.version
+                drained = await self._directory.drain(
+                    worker, token=token, expected_version=expected
+                )
+                if drained is None and token == view.lead.token:
+                    continue  # Somebody came, went or was given something meanwhile: look again.
+                watched = self._directory.watched
+                if drained is not None and not watched and worker != self._member.id:
+                    self._ownership.tell(worker, _encode(Look(drained.version)))
+            self.look()
+            return
+        raise UnavailableError(f"the cluster has changed {LOOKS_MAX} times while it was looked at")
+
+    def _may_drain(self, view: View, worker: str, token: int | None, even_last: bool) -> bool:
+        """Tell whether there is something to do; raises if it must not be done."""
         member = view.members.get(worker)
         if member is None and worker in view.leaving:
             raise UnavailableError(
@@ -842,11 +863,7 @@ class Membership:
                 f"{worker} is the last worker with its functions, so its partitions cannot move; "
                 "start another worker first, or stop this one with SIGTERM"
             )
-        if not member.draining:
-            drained = await self._directory.drain(worker, token=token)
-            if drained is not None and not self._directory.watched and worker != self._member.id:
-                self._ownership.tell(worker, _encode(Look(drained.version)))
-        self.look()
+        return not member.draining
 
     async def drain(self) -> bool:
         """Give everything away. Return whether others have all of it; False if what is left here

@@ -157,6 +157,9 @@ class Controller:
             # There was no worker since, and so nothing to pay for.
             spent = msgspec.structs.replace(spent, until_ms=max(spent.until_ms, int(wall_ms)))
         self._spending = Spending(self._spending.cap, spent)
+        if not spent.until_ms:
+            # The first plan has to say since when: its writer may never get to write another.
+            self._spending.count(0.0, wall_ms)
         inherited = Plan() if self.settings.dry_run else plan
         for launch in inherited.launches[:LAUNCHES_MAX]:
             again = AddWorkers(count=1, because=f"launch {launch.id} of the controller before")

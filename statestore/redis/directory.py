@@ -134,14 +134,16 @@ class RedisDirectory:
         )
         return None if found is None else self._view(found, self._cached)
 
-    async def drain(self, worker: str, *, token: int | None = None) -> View | None:
+    async def drain(
+        self, worker: str, *, token: int | None = None, expected_version: int | None = None
+    ) -> View | None:
         member = (await self.view()).members.get(worker)
         if member is None:
             return None
         # Its beats are counted elsewhere; all else of a member never changes.
         packed = msgspec.msgpack.encode(msgspec.structs.replace(member, draining=True))
-        fence = "" if token is None else token
-        found = await self._server.call("drain", self._key, worker, packed, fence)
+        fences = ["" if each is None else each for each in (token, expected_version)]
+        found = await self._server.call("drain", self._key, worker, packed, *fences)
         return None if found is None else self._view(found, self._cached)
 
     async def leave(self, worker: str) -> None:

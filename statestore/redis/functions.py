@@ -495,7 +495,7 @@ local function forget(keys, args)
     return view(keys, {''})
 end
 
--- ARGV: id, member, the controller's token if it is one that asks.
+-- ARGV: id, member, the controller's token if it is one that asks, expected version if there is.
 local function drain(keys, args)
     local d = keys[1]
     stay(d)
@@ -503,6 +503,7 @@ local function drain(keys, args)
     if args[3] ~= '' and args[3] ~= redis.call('HGET', d .. ':control', 'token') then
         return false
     end
+    if args[4] ~= '' and args[4] ~= version_of(d) then return false end
     redis.call('HSET', d .. ':members', args[1], args[2])
     redis.call('LREM', d .. ':leaving', 0, args[1])
     redis.call('RPUSH', d .. ':leaving', args[1])

@@ -149,13 +149,16 @@ class SqliteDirectory:
 
         return await self._thread.run(work)
 
-    async def drain(self, worker: str, *, token: int | None = None) -> View | None:
+    async def drain(
+        self, worker: str, *, token: int | None = None, expected_version: int | None = None
+    ) -> View | None:
         def work(connection: sqlite3.Connection) -> View | None:
             with self._lock, transaction(connection):
                 found = connection.execute(
                     "UPDATE member SET draining = 1 WHERE id = ?1"
-                    " AND (?2 IS NULL OR ?2 = (SELECT token FROM meta))",
-                    (worker, token),
+                    " AND (?2 IS NULL OR ?2 = (SELECT token FROM meta))"
+                    " AND (?3 IS NULL OR ?3 = (SELECT version FROM meta))",
+                    (worker, token, expected_version),
                 ).rowcount
                 if not found:
                     return None

@@ -376,6 +376,22 @@ async def test_a_member_that_drains_stays_until_it_leaves(make_directory: MakeDi
     assert list((await two.view()).members) == ["b"]
 
 
+async def test_nobody_is_drained_if_something_has_changed_since_it_was_looked_at(
+    make_directory: MakeDirectory,
+) -> None:
+    directory = make_directory()
+    await directory.join(member("a"), {})
+    looked_at = await directory.join(member("b"), {})
+    await directory.leave("b")
+
+    assert await directory.drain("a", expected_version=looked_at.version) is None
+    now = await directory.view()
+    assert not now.members["a"].draining
+    drained = await directory.drain("a", expected_version=now.version)
+    assert drained is not None
+    assert drained.members["a"].draining
+
+
 async def test_nobody_can_drain_who_is_no_member(make_directory: MakeDirectory) -> None:
     directory = make_directory()
     joined = await directory.join(member("a"), {})

@@ -125,7 +125,10 @@ class Watch:
     # Money
 
     def members_changed(self, count: int) -> None:
-        self._members.append((self._world.loop.now_ms, count))
+        backend = self._world.backend
+        # What nobody counts is charged by the next leader, for those whom it finds.
+        counted = count if backend.lead.holder in backend.members else min(count, 1)
+        self._members.append((self._world.loop.now_ms, counted))
 
     def _spent(self) -> float:
         """Return what all members had cost some time ago, at one a second each."""

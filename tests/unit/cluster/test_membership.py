@@ -192,11 +192,13 @@ class AwayDirectory(CountedDirectory):
             raise UnavailableError("away", 1)
         return await super().view()
 
-    async def drain(self, worker: str, *, token: int | None = None) -> View | None:
+    async def drain(
+        self, worker: str, *, token: int | None = None, expected_version: int | None = None
+    ) -> View | None:
         self.drain_tries += 1
         if self.is_away:
             raise UnavailableError("away", 1)
-        return await super().drain(worker, token=token)
+        return await super().drain(worker, token=token, expected_version=expected_version)
 
 
 class BrokenStore(MemoryStore):

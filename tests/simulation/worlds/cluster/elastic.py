@@ -104,8 +104,10 @@ class WatchedDirectory(MemoryDirectory):
             self._watch.planned(self._worker, self._of.plan)
         return version
 
-    async def drain(self, worker: str, *, token: int | None = None) -> View | None:
-        drained = await super().drain(worker, token=token)
+    async def drain(
+        self, worker: str, *, token: int | None = None, expected_version: int | None = None
+    ) -> View | None:
+        drained = await super().drain(worker, token=token, expected_version=expected_version)
         if drained is not None and worker != self._worker:
             self._watch.drained(self._worker, worker)
         return drained
