@@ -20,11 +20,15 @@ SEEDS = 60
 SEEDS_PER_TEST = 10
 MUTANT_SEEDS_MAX = 300
 SEEDS_TRIED_FIRST = {
+    "ActsBeforeItsIntent": 14,
     "ActsWithoutItsToken": 6,
     "DoesNotLookAgain": 428,
+    "DrainsTheLastWithAFunction": 11,
     "ForgetsMoneyInAFailover": 19,
+    "GoesOnWithoutAStoredPlan": 14,
     "IgnoresTheCap": 19,
     "MovesWithoutGain": 14,
+    "ReconcilesNothing": 5,
 }
 """Where a mutant was noticed once: mostly it is there again, and much sooner."""
 

@@ -61,6 +61,8 @@ FINDINGS = [
     Finding("cluster", 388, "what is known of lost data was kept until the next commit"),
     Finding("cluster", 495, "who did not know of a loss acknowledged what its sender sent again"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
+    Finding("elastic", 216, "money was counted from the second plan on, which never came"),
+    Finding("elastic", 368, "a leader that was dead to the others drained the last worker"),
 ]
 
 
