@@ -21,7 +21,6 @@ import structlog
 
 from sublet.functions.app import Function
 from sublet.functions.errors import RetryLaterError, SubletError
-from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.protocol.handover_messages import Sampled
 from sublet.runtime.scaling.actuators import Actuator, ActuatorError
@@ -303,7 +302,7 @@ class Scaling:
             partitions=partitions,
             tenant=function.tenant,
             slo_ms=function.slo_ms,
-            lendable=function.burst and (function.window is None or runs_in_parts(function)),
+            lendable=function.burst,
         )
 
     def _note_loads(self, now_ms: float) -> None:

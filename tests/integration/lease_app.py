@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from sublet import App, Batch, Context, List, Sum, TumblingWindow
+from sublet import App, Batch, Context, List, SlidingWindow, Sum, TumblingWindow
 
 app = App("lease", partitions=1)
 
@@ -172,6 +172,30 @@ def summed(ctx: Context, event: Event) -> None:
 @summed.on_close
 def summed_ended(ctx: Context) -> None:
     ctx.emit("summed", [ctx.key, ctx.window.start_ms, ctx.state.value])
+
+
+class HeldEvent(NamedTuple):
+    """An event whose handler ends at once only at `home`; elsewhere it waits at a gate."""
+
+    at: int
+    amount: int
+    home: int
+    gate: str
+
+
+LISTED = SlidingWindow("2s", "1s", event_time="at")
+
+
+@app.function(window=LISTED, state=List(int), upstream=["feed"], slo=SLO)
+def listed(ctx: Context, event: HeldEvent) -> None:
+    """Keeps what can only be lent with all open windows of its key."""
+    _pass_gate(Held(event.amount, event.home, event.gate))
+    ctx.state.append(event.amount)
+
+
+@listed.on_close
+def listed_ended(ctx: Context) -> None:
+    ctx.emit("listed", [ctx.key, ctx.window.start_ms, list(ctx.state)])
 
 
 # What must not start

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sublet import Client
 from sublet.functions.app import Function
 from tests.integration import lease_app
 from tests.integration.cluster import Cluster, WorkerProcess, running_cluster, until
-from tests.integration.lease_app import Event, Held, Ran, Step
+from tests.integration.lease_app import Event, Held, HeldEvent, Ran, Step
 from tests.integration.worker_load import Load, rounds_more, under_load
 
 APP = "tests.integration.lease_app:app"
@@ -271,6 +271,9 @@ class Gate:
     def step(self, number: int) -> Held:
         return Held(number, self._home.pid, str(self._path))
 
+    def event(self, at_ms: int, amount: int) -> HeldEvent:
+        return HeldEvent(at_ms, amount, self._home.pid, str(self._path))
+
     @property
     def is_reached(self) -> bool:
         return (self._path / "reached").exists()
@@ -348,6 +351,82 @@ async def test_what_a_killed_lessee_had_runs_at_home(tmp_path: Path, function: F
         counts = await ends(cluster, function)
         assert counts["revoked"] > 0
         assert counts["expired"] == 0
+
+
+class ListedFeed:
+    """Events of many keys, out of order, with what has to be in their windows."""
+
+    def __init__(self, cluster: Cluster, client: Client, gate: Gate) -> None:
+        self.gate = gate
+        self.rounds = 0
+        self.expected: dict[tuple[str, int], list[int]] = {}
+        self._cluster = cluster
+        self._client = client
+        self._chance = random.Random(3)
+        self._amounts = count(1)
+
+    async def tell(self) -> None:
+        """Tell some more events, and a watermark that is true."""
+        begin_ms = self.rounds * 300
+        self.rounds += 1
+        keys = self._chance.choices(KEYS[:12], k=60)
+        events = []
+        for key in keys:
+            event = self.gate.event(begin_ms + self._chance.randrange(1_500), next(self._amounts))
+            events.append(event)
+            for window in lease_app.LISTED.windows_of(event.at):
+                self.expected.setdefault((key, window.start_ms), []).append(event.amount)
+        await self._client.send_many(lease_app.listed, keys, events)
+        await self._client.watermark(lease_app.listed, begin_ms + 300, source="feed")
+
+    async def tell_until(self, is_reached: Callable[[], Awaitable[bool]]) -> None:
+        while not await is_reached():
+            await self.tell()
+
+    async def check(self) -> None:
+        """Let all windows close: each was told once, with its events in the order sent."""
+        await self._client.watermark(lease_app.listed, 10**9, source="feed")
+        told: list[list[Any]] = []
+
+        async def all_closed() -> bool:
+            told[:] = await self._cluster.egress("listed", 100_000)
+            return len(told) >= len(self.expected)
+
+        await until(all_closed)
+        assert {(key, start_ms): amounts for key, start_ms, amounts in told} == self.expected
+        assert len(told) == len(self.expected)
+
+
+async def test_open_windows_travel_with_their_key_and_come_home_from_a_killed_lessee(
+    tmp_path: Path,
+) -> None:
+    settings = {"binding": "queue-direct", "lease_term_ms": 60_000}
+    async with lending(tmp_path / "data", **settings) as (cluster, client):
+        home = await owner_of(cluster, lease_app.listed)
+        away = next(each for each in cluster.living if each is not home)
+        # A client learns from those it is linked to that another worker is gone.
+        await client.call(lease_app.arrived, "linked", -1)
+        await client.call(lease_app.wander, "", Step(-1))
+        feed = ListedFeed(cluster, client, Gate(tmp_path / "open", home))
+        feed.gate.open()
+
+        async def came_back() -> bool:
+            return (await ends(cluster, lease_app.listed))["returned"] > 0
+
+        await feed.tell_until(came_back)
+        feed.gate = closed = Gate(tmp_path / "closed", home)
+
+        async def stands_at_the_gate() -> bool:
+            return closed.is_reached
+
+        await feed.tell_until(stands_at_the_gate)
+        away.kill()
+        await feed.tell()
+        await feed.check()
+        counts = await ends(cluster, lease_app.listed)
+        assert counts["states_sent"] > 0
+        assert counts["revoked"] > 0
+        assert counts["lent_partial"] == counts["expired"] == 0
 
 
 @HELD

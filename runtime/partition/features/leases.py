@@ -50,6 +50,9 @@ class LeaseReturns:
     def returned(self, lease: Lease, result: RunResult, now_ms: float) -> None:
         """A lessee has worked off what it was lent."""
         work, leased = lease.work, self._leased
+        if not lease.partial and self._results.comes_too_late(result):
+            self.come_home(work, now_ms)
+            return
         leased.returned(work, result)
         if lease.partial:
             self.merge_parts(now_ms)

@@ -54,6 +54,10 @@ class RunResults:
         traced = bool(waiting) and any(each.traced is not None for each in waiting)
         self._add_run(result.rows, result.effects, traced)
 
+    def comes_too_late(self, result: RunResult) -> bool:
+        """Tell whether time has passed windows here that were opened meanwhile elsewhere."""
+        return self._progress.has_passed(result.effects)
+
     def add_rows(self, rows: Sequence[StateRow]) -> None:
         """Rows follow from what the latest run has changed."""
         self._pending.add_rows(rows)

@@ -4,7 +4,7 @@ Pure bookkeeping beside `lease`, which knows one lease, and `lessor`, which deci
 no commits: `features/leases` settles the messages that are told here.
 
 - A work is lent from `begin` until it is `returned`, `came_home` or `dropped`; the keys of a whole
-  lease are busy meanwhile, those of one in parts are not.
+  lease are busy meanwhile, so that no window of theirs closes; those of one in parts are not.
 - What is lent whole waits for its states first. If it is given up meanwhile, it comes home only
   when they are here: what is being read for it may know answers that were given long before.
 - What a lessee has added to states is kept until nobody uses them, and merged then, once.
@@ -35,7 +35,6 @@ class Part(NamedTuple):
 class LeasedWork:
     __slots__ = (
         "_cells",
-        "_has_window",
         "_is_async",
         "_kind",
         "_locks",
@@ -52,7 +51,6 @@ class LeasedWork:
     ) -> None:
         """Without a `merger`, nothing may come back in parts."""
         self._kind = function.kind
-        self._has_window = function.window is not None
         self._is_async = function.is_async
         self._locks = locks
         self._cells = cells
@@ -89,7 +87,7 @@ class LeasedWork:
 
     def lends_whole(self) -> bool:
         """Tell whether messages could be lent now with their states."""
-        return not self._has_window and (self._kind != "stateful" or "" not in self._locks.keys)
+        return self._kind != "stateful" or "" not in self._locks.keys
 
     def hot_key_queue(self, lock: str, *, in_parts: bool) -> list[QueuedMessage]:
         """Return what waits for a key and could be lent: in parts, all its waiters; whole, also

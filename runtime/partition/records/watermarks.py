@@ -474,6 +474,14 @@ class StreamProgress:
                 self.too_late += 1
         return records
 
+    def has_passed(self, effects: Sequence[Effect]) -> bool:
+        """Tell whether handlers elsewhere have opened windows that are over here by now: functions
+        downstream may have been told so. By the clock nobody is told, and they close at once."""
+        if self.window_ends is None or self.by_clock:
+            return False
+        reached_ms = self.watermark_ms
+        return any(type(each) is WindowDue and each.due_ms <= reached_ms for each in effects)
+
     def closings(self) -> Iterator[tuple[str, str]]:
         """Give out (timer, key) of windows whose time has come, not too many at once."""
         if self.window_ends is None or len(self._closings) >= CLOSINGS_MAX:

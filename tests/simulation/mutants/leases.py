@@ -19,8 +19,10 @@ from sublet.runtime.partition.lifecycle.settlement import RunSettlement
 from sublet.runtime.partition.model.lease import Lease, LeaseState, StateVersions
 from sublet.runtime.partition.model.work import ColumnWork, QueuedMessage, RunResult, Work
 from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.queue.leased_work import LeasedWork
 from sublet.runtime.partition.records.watermarks import OpenMessages
+from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.lease_messages import LeaseId, PartialState, StoredState, WorkerLoad
 from sublet.scheduler.binding.standing import StandingLease, StandingLeases
 from sublet.scheduler.scaling.plan import Plan
@@ -474,6 +476,58 @@ class LetsMarkersPassLeases(LeaseMutant):
             super().start(now_ms)
 
 
+class _BlindToWindowsAway(OpenMessages):
+    partition: Partition
+
+    def first(self) -> int | None:
+        lent = [each.lease for each in self.partition._leased.works.values()]
+        is_away = any(lease is not None and not lease.partial for lease in lent)
+        return None if is_away else super().first()
+
+
+class LetsMarkersPassWindowsThatAreAway(LeaseMutant):
+    """Lets a watermark overtake messages that were lent with their windows."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self.progress._open.__class__ = _BlindToWindowsAway
+            self.progress._open.partition = self  # type: ignore[attr-defined]
+            super().start(now_ms)
+
+
+class _ClosesAtOnce(KeyLocks):
+    __slots__ = ()
+
+    def make_ready_or_wait(self, waiting: QueuedMessage) -> None:
+        if waiting.message.kind is Kind.MARKER:
+            self.hold(waiting)
+            self.ready.append(waiting)
+        else:
+            super().make_ready_or_wait(waiting)
+
+
+class ClosesWindowsThatAreAway(LeaseMutant):
+    """Closes a window at home while its lessee has it."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self._locks.__class__ = _ClosesAtOnce
+            super().start(now_ms)
+
+
+class LeavesAWindowBehind(LeaseMutant):
+    """Lends a key without the latest of its open windows."""
+
+    class lending(TimedLending):  # noqa: N801
+        def _states_for(self, lease: Lease) -> list[StoredState]:
+            states = super()._states_for(lease)
+            for each in states:
+                if each.rows and lease.partition.function.window is not None:
+                    starts = [subkey[1:9] for subkey, _, _ in each.rows]
+                    each.rows = [row for row in each.rows if row[0][1:9] != max(starts)]
+            return states
+
+
 class NumbersFromTheParked(LeaseMutant):
     """Gives what comes after a takeover places before the markers that wait."""
 
@@ -545,19 +599,23 @@ class KeepsDoubtfulStates(LeaseMutant):
             super().settled(lease, cache, versions, changed, ())
 
 
+WINDOW_MUTANTS: dict[str, Any] = {
+    each.__name__: each
+    for each in (
+        LetsMarkersPassLeases,
+        LetsMarkersPassWindowsThatAreAway,
+        ClosesWindowsThatAreAway,
+        LeavesAWindowBehind,
+        MergesTwice,
+        MergesWhatIsInUse,
+        NumbersFromTheParked,
+    )
+}
 MUTANTS: dict[str, Any] = {
     each.__name__: each
     for each in list(globals().values())
     if isinstance(each, type)
     and issubclass(each, LeaseMutant)
-    and each not in (LeaseMutant, LetsMarkersPassLeases, MergesWhatIsInUse, NumbersFromTheParked)
-}
-WINDOW_MUTANTS: dict[str, Any] = {
-    each.__name__: each
-    for each in (
-        LetsMarkersPassLeases,
-        MergesTwice,
-        MergesWhatIsInUse,
-        NumbersFromTheParked,
-    )
+    and each is not LeaseMutant
+    and (each is MergesTwice or each not in WINDOW_MUTANTS.values())
 }

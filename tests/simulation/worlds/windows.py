@@ -125,6 +125,8 @@ class WindowWorld(World):
     order: Any = "key"
     upgrade_share: float = 0.25
     """In how many of the seeds there is a rolling upgrade."""
+    whole_share: float = 0.0
+    """In how many of the seeds windows cannot be put together from parts."""
 
     def __init__(self, seed: int, mutant: Mutant | None = None) -> None:
         super().__init__(seed, mutant)
@@ -145,6 +147,11 @@ class WindowWorld(World):
         self._versions = Random(f"versions of workers {seed}")
         self.is_upgrading = self._versions.random() < self.upgrade_share
         self.windowed = (TOTAL, ADDED) if self.is_upgrading else (TOTAL,)
+        whole = Random(f"windows that travel {seed}")
+        self.is_whole = whole.random() < self.whole_share
+        self.state: Any = Sum()
+        if self.is_whole and not self.spec.merges and whole.random() < 0.6:
+            self.state = int
         self.functions = self._declare()
         self.told: Any = {}
         self.events_told: list[Event] = []
@@ -160,21 +167,25 @@ class WindowWorld(World):
                 ctx.send(each, event.key, event)
 
         def total(ctx: Context, event: Event) -> None:
-            ctx.state.add(event.n)
+            if self.state is int:
+                ctx.state.set((ctx.state.get() or 0) + event.n)
+            else:
+                ctx.state.add(event.n)
             self._fail_sometimes()
 
         def ended(ctx: Context) -> None:
-            ctx.emit("sums", [ctx.key, *ctx.window, ctx.state.value])
+            total = ctx.state.get() if self.state is int else ctx.state.value
+            ctx.emit("sums", [ctx.key, *ctx.window, total])
             self._fail_sometimes()
 
         for each in self.windowed:
             declared = app.function(
                 name=each.rpartition("/")[2],
                 window=self.spec,
-                state=Sum(),
+                state=self.state,
                 upstream=[parse],
                 retry=retry,
-                order=self.order,
+                order="key" if self.is_whole else self.order,
             )(total)
             declared.on_close(ended)
         return functions_of([app])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sublet.functions.effects import Outgoing
+from sublet.functions.effects import Outgoing, WindowDue
 from sublet.functions.state import Sum
 from sublet.functions.windows import TumblingWindow
 from sublet.runtime.partition.lifecycle.message_dispatch import LENT_BYTES_MAX
+from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Failure
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
 from sublet.scheduler.binding.policy import Trigger
@@ -668,10 +669,50 @@ def test_a_watermark_waits_for_what_is_lent() -> None:
     assert home.owner.partition.progress.watermark_ms == 5_000
 
 
-def test_a_function_with_windows_is_lent_in_parts_or_not_at_all() -> None:
+def test_a_function_that_cannot_run_in_parts_is_lent_with_its_windows() -> None:
     home = lender(in_parts=True, function=windowed())
     (lease,) = home.lend(1, ["a"], kind=Kind.SEND, payloads=[{"at": 100}])
     assert lease.partial
     home.give_back(lease, home=[0], reason="reads")
     home.settle()
-    assert home.lend(2, ["a"], kind=Kind.SEND, payloads=[{"at": 100}]) == []
+    (whole,) = home.lend(2, ["a"], kind=Kind.SEND, payloads=[{"at": 100}])
+    assert not whole.partial
+
+
+def whole_windows() -> tuple[Lender, Lease]:
+    """Return one who has lent `a`, whose window ends at 1,000, while time has come to 1,200."""
+    window = TumblingWindow("1s", event_time="at")
+    home = lender(function=make_function(state=int, window=window, slo="1ms", upstream=["feed"]))
+    (opened,) = home.lend(1, ["a"], kind=Kind.SEND, payloads=[{"at": 100}])
+    home.give_back(opened, effects=[WindowDue("a1.a1.a1", 1_000, "a")])
+    (other,) = home.lend(2, ["b"], kind=Kind.SEND, payloads=[{"at": 1_100}])
+    home.arrive(3, ["feed"], kind=Kind.MARKER, payloads=[1_200])
+    home.run_home()
+    (lease,) = home.lend(4, ["a"], kind=Kind.SEND, payloads=[{"at": 1_500}])
+    assert home.owner.partition.progress.watermark_ms < 1_000
+    home.give_back(other)
+    assert home.owner.partition.progress.watermark_ms == 1_200
+    return home, lease
+
+
+def test_a_window_that_is_away_closes_when_it_is_back() -> None:
+    home, lease = whole_windows()
+    assert home.run_home() == []
+    home.give_back(lease, rows=[StateRow("a", b"", b"later")])
+
+    assert home.run_home() == [["a"]]
+    home.settle()
+    assert home.owner.partition.counters.windows_ended == 1
+    assert stored(home, "a")[b""].value == b"later"
+
+
+def test_messages_that_opened_a_window_which_is_over_by_now_run_at_home() -> None:
+    """Functions downstream were told that this time is over: a result must not follow."""
+    home, lease = whole_windows()
+    due = WindowDue("a1.a3.a1", 1_200, "a")
+    home.give_back(lease, rows=[StateRow("a", b"", b"late")], effects=[due])
+
+    assert home.run_home() == [["a", "a"]]
+    home.settle()
+    assert stored(home, "a") == {}
+    assert home.owner.partition._leased.works == {}
