@@ -24,7 +24,12 @@ from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.leases.binding import Binding
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun, GuestStates, OfferError
 from sublet.runtime.leases.coordinator import LeaseCoordinator, LeaseHost
-from sublet.runtime.leases.results import LeaseResultError, decode_result, encode_result
+from sublet.runtime.leases.results import (
+    LeaseResultError,
+    clock_lag_ms,
+    decode_result,
+    encode_result,
+)
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import ColumnWork, RunResult, Work
 from sublet.runtime.partition.model.worker_backlog import LendableWork
@@ -267,7 +272,12 @@ class Lending:
             return
         try:
             function = lease.partition.function
-            result = decode_result(message, lease.work, function, now_ms, partial=lease.partial)
+            lag_ms = clock_lag_ms(
+                message, lease.partition.clock_ms(now_ms), now_ms - lease.started_ms
+            )
+            result = decode_result(
+                message, lease.work, function, now_ms, partial=lease.partial, lag_ms=lag_ms
+            )
             result.partials = message.partials
         except LeaseResultError as error:
             _log.error(

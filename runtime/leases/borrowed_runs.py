@@ -388,6 +388,7 @@ class BorrowedRun:
             reply_bytes_max=self._limits.message_bytes_max,
             partials=partials,
             reason=self.reason,
+            clock_ms=self._home.clock_ms(now_ms),
         )
         self._settle({row[0] for row in returned.rows})
         return returned

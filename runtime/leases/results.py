@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial as applied
-from math import isfinite
+from math import ceil, isfinite
 from types import NoneType
 from typing import Any
 
@@ -113,6 +113,7 @@ def encode_result(  # noqa: PLR0913  # Who says it, what of, and what is not in 
     reply_bytes_max: int,
     partials: Sequence[PartialState] | None = None,
     reason: str = "",
+    clock_ms: int | None = None,
 ) -> Return:
     """Return what the lessor has to know of a run that has ended.
 
@@ -157,6 +158,7 @@ def encode_result(  # noqa: PLR0913  # Who says it, what of, and what is not in 
         [_encode_effect(each, now_ms) for each in result.effects],
         reason,
         _tracebacks(result, failed),
+        clock_ms,
     )
 
 
@@ -207,10 +209,30 @@ def _encode_effect(effect: Effect, now_ms: float) -> tuple[Any, ...]:
 # At the lessor
 
 
+def clock_lag_ms(returned: Return, clock_ms: int, lent_ms: float) -> int:
+    """Return how far a lessee's clock was behind the partition's, at most.
+
+    It was told the time when it was offered the work, and took what the offer was on its way for no
+    time; how long that was cannot be told apart from the way back. `lent_ms` is how long it was
+    lent, and so the most that can be.
+    """
+    if returned.clock_ms is None:
+        return 0
+    return max(0, min(clock_ms - returned.clock_ms, ceil(lent_ms)))
+
+
 def decode_result(
-    returned: Return, work: Work, function: Function, now_ms: float, *, partial: bool = False
+    returned: Return,
+    work: Work,
+    function: Function,
+    now_ms: float,
+    *,
+    partial: bool = False,
+    lag_ms: int = 0,
 ) -> RunResult:
     """Return what a lessee's run of a work came to; `LeaseResultError` if it does not fit.
+
+    Timers that it has set are due by `lag_ms` later, so that none rings too early.
 
     Messages that come home are `unfinished`. Values stay encoded (`Raw`), as replies are. Of a
     partial lease the partials are not in the result; they are known to be of the work's keys.
@@ -230,6 +252,13 @@ def decode_result(
     keys = set(work.keys)
     prefix = timer_prefix(returned.lease)
     result.effects = [_decode_effect(each, keys, prefix, now_ms) for each in returned.effects]
+    if lag_ms:
+        result.effects = [
+            each._replace(due_ms=min(INT_64_MAX, each.due_ms + lag_ms))
+            if type(each) is Delayed
+            else each
+            for each in result.effects
+        ]
     if partial and any(type(each) is WindowDue for each in result.effects):
         raise LeaseResultError("it closes windows, which partial states cannot do")
     return result

@@ -131,6 +131,8 @@ class Return(msgspec.Struct, array_like=True, tag=6):
     """Why messages go home, for people and for `auto`: `calls`, `reads`, `effects`."""
     tracebacks: list[tuple[str, list[int]]] = []
     """Of some failures: each with the places that it is of."""
+    clock_ms: int | None = None
+    """What the partition's clock is now, as the lessee knows it. Earlier versions do not say."""
 
 
 class Revoke(msgspec.Struct, array_like=True, tag=7):

@@ -25,6 +25,7 @@ from sublet.functions.effects import (
 from sublet.functions.state import Sum
 from sublet.runtime.leases.results import (
     LeaseResultError,
+    clock_lag_ms,
     covers_of,
     decode_result,
     encode_result,
@@ -231,6 +232,37 @@ def test_of_rows_that_changed_one_after_the_other_the_last_counts() -> None:
     work = make_work("aa")
     changed = [StateRow("a", b"", b"\x01"), StateRow("a", b"", b"\x02")]
     assert returned(work, result_of([1, 2], rows=changed)).rows == [("a", b"", b"\x02", None)]
+
+
+def test_a_timer_that_a_lessee_has_set_is_not_due_too_early() -> None:
+    """The lessee's clock is behind, by what the offer was on its way."""
+    work = make_work("a", Kind.SEND)
+    prefix = timer_prefix(LEASE)
+    run = result_of(
+        [None],
+        effects=[
+            Delayed(f"{prefix}a1", 1_400, "app/bell/0", "a", b"", ""),
+            WindowDue(f"{prefix}a2", 2_000, "a"),
+        ],
+    )
+    sent = returned(work, run, clock_ms=1_000)
+    lag_ms = clock_lag_ms(sent, 1_012, 50.0)
+    back = decode_result(sent, work, add, 0.0, lag_ms=lag_ms)
+
+    assert [each.due_ms for each in back.effects] == [1_412, 2_000]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("told_ms", "expected"),
+    [(None, 0), (1_000, 0), (990, 10), (1_001, 0), (-(2**62), 50)],
+    ids=["an earlier version", "no way at all", "a way", "a faster clock", "nonsense"],
+)
+def test_a_lessee_is_behind_by_no_more_than_it_had_the_work(
+    told_ms: int | None, expected: int
+) -> None:
+    sent = returned(make_work("a"), result_of([None]), clock_ms=told_ms)
+
+    assert clock_lag_ms(sent, 1_000, 49.5) == expected
 
 
 def test_a_run_that_has_not_ended_cannot_be_returned() -> None:
