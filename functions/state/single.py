@@ -29,10 +29,14 @@ class SingleRow(Generic[KindT]):
     __slots__ = ("_clock", "_kind", "_stored", "_value", "undo")
 
     def __init__(self, kind: KindT, data: bytes | None, clock: StateClock) -> None:
-        self.undo: Any = NO_UNDO
         self._kind = kind
         self._clock = clock
-        self._value: Any = ABSENT if data is None else kind.typed.decode(data)
+        self.load(data)
+
+    def load(self, data: bytes | None) -> None:
+        """Be what is stored, or nothing."""
+        self.undo: Any = NO_UNDO
+        self._value: Any = ABSENT if data is None else self._kind.typed.decode(data)
         self._stored = self._value
 
     def rollback(self) -> None:

@@ -20,6 +20,7 @@ from sublet.functions.state import (
     Value,
 )
 from sublet.functions.state.cell import WHOLE
+from sublet.functions.state.single import SingleRow
 from sublet.functions.state_versions import MARK, StateVersions
 from sublet.statestore.contract import StateRow
 
@@ -76,9 +77,10 @@ class StateCache:
         complete: bool,
         bytes_max: Callable[[], int],
         versions: StateVersions | None = None,
+        is_weighed: bool = True,
     ) -> None:
         """Rows go in and out as they are stored: with `versions`, also those that other versions of
-        the function have written."""
+        the function have written. If it is not `is_weighed`, nobody asks for its bytes."""
         self.cells: dict[str, Cell] = {}
         self.bytes = 0
         self.evicted = 0
@@ -89,7 +91,8 @@ class StateCache:
         """While every key that has a state is in memory, a missing key has none."""
         self._bytes_max = bytes_max
         """Asked each time: partitions share the worker's memory."""
-        self._has_fixed_sizes = isinstance(kind, Value) and kind.has_fixed_size
+        self._has_fixed_sizes = not is_weighed or (isinstance(kind, Value) and kind.has_fixed_size)
+        self._is_one_row = isinstance(kind, Value) and kind.ttl_ms is None
         self._order_matters = False
         self._sizes: dict[str, int] = {}
         self._versions = versions
@@ -247,8 +250,10 @@ class StateCache:
         objects than before. Returned is what has to be stored after the given
         rows: what has expired meanwhile; mostly nothing.
         """
-        by_key: dict[str, dict[bytes, ChangedRow]] = {}
         later = self._later
+        if self._is_one_row and later is None and self._apply_whole(rows):
+            return []
+        by_key: dict[str, dict[bytes, ChangedRow]] = {}
         for key, subkey, value, expires_ms in rows:
             if later is not None:
                 subkey = later.unmarked(subkey)
@@ -274,6 +279,25 @@ class StateCache:
             expired += [StateRow(key, *each) for each in (*pending, *self.drain(key, cell))]
         self.changed(by_key)
         return expired
+
+    def _apply_whole(self, rows: Sequence[StateRow]) -> bool:
+        """As `apply`, where each row is the value of its key; False if one is not: nothing has
+        happened then. Without an object for each of them: there may be many."""
+        if any(row[1] or row[3] is not None for row in rows):
+            return False
+        cells = self.cells
+        for key, _, value, _ in rows:
+            cell = cells[key]
+            try:
+                if isinstance(cell, SingleRow):
+                    cell.load(value)
+                    continue
+            except StateTypeError as error:
+                cells[key] = self._broken(key, error)
+                continue
+            cells[key] = self._cell(key, () if value is None else ((WHOLE, value, None),))
+        self.changed([row[0] for row in rows])
+        return True
 
     def replace(self, key: str, stored: Sequence[StoredRow]) -> list[StateRow]:
         """Let the state of a loaded key, which nobody uses, be another; return what has to be

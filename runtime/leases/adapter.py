@@ -39,9 +39,10 @@ from sublet.runtime.protocol.lease_messages import (
     LeaseMessage,
     Needs,
     Offer,
+    OfferedStates,
     Reply,
     Return,
-    StoredState,
+    StateRows,
 )
 from sublet.runtime.protocol.messages import MessageColumns, common
 from sublet.scheduler.scaling.plan import Plan
@@ -241,7 +242,7 @@ class Lending:
             term_ms=lease.ends_ms - now_ms,
             clock_ms=partition.clock_ms(now_ms),
             watermark_ms=partition.progress.watermark_ms,
-            states=[] if lease.partial else self._states_for(lease),
+            states=None if lease.partial else self._states_for(lease),
         )
 
     def _has_states(self, lease: Lease) -> bool:
@@ -252,20 +253,21 @@ class Lending:
             tuple(lease.partition.leases.state_keys(lease.work))
         )
 
-    def _states_for(self, lease: Lease) -> list[StoredState]:
+    def _states_for(self, lease: Lease) -> OfferedStates | None:
         partition, lessee = lease.partition, lease.lessee
-        cache, versions = self._host.cache_of(partition), partition.leases.versions
+        cache = self._host.cache_of(partition)
         if cache is None:
-            return []
+            return None
+        keys = list(partition.leases.state_keys(lease.work))
+        versions, sent = partition.leases.versions.offered(keys, lessee)
         stats = self.lessor.stats_of(partition.function)
-        states = []
-        for key in partition.leases.state_keys(lease.work):
-            known = versions.is_at(key, lessee)
-            rows = None if known else cache.rows([key])[0][1]
-            stats.states_known += known
-            stats.states_sent += not known
-            states.append(StoredState(key, versions.of(key), rows))
-        return states
+        stats.states_known += len(keys) - len(sent)
+        stats.states_sent += len(sent)
+        stored = cache.rows([keys[place] for place in sent])
+        rows = [
+            (place, *row) for place, (_, of_key) in zip(sent, stored, strict=True) for row in of_key
+        ]
+        return OfferedStates(versions, sent, StateRows.of(rows))
 
     def returned(self, lease: Lease | None, message: Return, now_ms: float) -> None:
         if lease is None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from sublet.functions.app import Function
 from sublet.functions.codec import check_column, column_length
@@ -39,7 +39,13 @@ from sublet.runtime.leases.results import encode_result, lent_cells, timer_prefi
 from sublet.runtime.partition.model.work import ColumnWork, QueuedMessage, RunResult, Work
 from sublet.runtime.partition.records.due_index import in_order
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
-from sublet.runtime.protocol.lease_messages import LeaseId, Offer, Return, StoredState, WorkerLoad
+from sublet.runtime.protocol.lease_messages import (
+    LeaseId,
+    Offer,
+    OfferedStates,
+    Return,
+    WorkerLoad,
+)
 from sublet.statestore.contract import StateRow
 
 CALLS = "calls"
@@ -51,36 +57,45 @@ class OfferError(ValueError):
     """An offer does not make sense; it cannot be run."""
 
 
-def offered_keys(offer: Offer, function: Function) -> Collection[str]:
-    """Return the keys whose states the offered messages need."""
+def offered_keys(offer: Offer, function: Function) -> Sequence[str]:
+    """Return the keys whose states the offered messages need, each once."""
     if offer.partial or function.state_kind is None:
         return ()
     if function.kind == "keyed":
-        return dict.fromkeys(offer.columns.keys)
+        return list(dict.fromkeys(offer.columns.keys))
     return ("",)
 
 
-class _Kept(NamedTuple):
-    cell: Cell
-    version: int
-    size_bytes: int
+class _Kept:
+    """The state of a peer's key; one object as long as it is here, as there are many."""
+
+    __slots__ = ("cell", "home", "key", "lease", "size_bytes", "version")
+
+    def __init__(self, home: HomePartition, key: str) -> None:
+        self.home = home
+        self.key = key
+        self.lease = 0
+        """The latest lease whose guest has the cell; 0: nobody has."""
+        self.version = self.size_bytes = 0
+        self.cell: Cell
 
 
 class HomePartition:
     """A partition of a peer, with what is here of it."""
 
-    __slots__ = ("clock", "clock_base_ms", "epoch", "kept", "lent")
+    __slots__ = ("clock", "clock_base_ms", "epoch", "kept", "name")
 
-    def __init__(self, epoch: int, state_bytes_max: int, monotonic_ms: Callable[[], float]) -> None:
-        self.epoch = epoch
+    def __init__(
+        self, lease: LeaseId, state_bytes_max: int, monotonic_ms: Callable[[], float]
+    ) -> None:
+        self.name, self.epoch = lease.partition, lease.epoch
         self.clock = StateClock(
             bytes_max=state_bytes_max, read=lambda: self.clock_ms(monotonic_ms())
         )
         """One for all guests of the partition, as their cells stay."""
         self.clock_base_ms: int | None = None
         self.kept: dict[str, _Kept] = {}
-        self.lent: dict[str, int] = {}
-        """Key to the latest lease that has its cell."""
+        """By key: states that are here, and those that guests have."""
 
     def told(self, clock_ms: int, now_ms: float) -> None:
         """Learn the partition's clock. An offer was some time on its way: the latest is right."""
@@ -117,17 +132,27 @@ class GuestStates:
         self._state_bytes_max = state_bytes_max
         self._monotonic_ms = monotonic_ms
         self._homes: dict[str, HomePartition] = {}
-        self._order: dict[tuple[str, str], None] = {}
-        """Partition and key of all that is kept; what was used last is last."""
+        self._order: dict[_Kept, None] = {}
+        """All that no guest has; what was used last is last."""
 
     def __len__(self) -> int:
         return len(self._order)
 
     def missing(self, offer: Offer, function: Function) -> list[str]:
         """Return the keys whose states neither come with the offer nor are here."""
-        kept = self._kept_for(offer.lease)
-        found = {each.key for each in offer.states if _is_here(each, kept)}
-        return [key for key in offered_keys(offer, function) if key not in found]
+        states, keys = offer.states, offered_keys(offer, function)
+        if not keys:
+            return []
+        if states is None:
+            return list(keys)
+        kept, sent, found = self._kept_for(offer.lease), set(states.sent), list[str]()
+        # An offer with too few versions makes no sense: `take` says so.
+        for place, (key, version) in enumerate(zip(keys, states.versions, strict=False)):
+            known = kept.get(key)
+            is_here = known is not None and known.version == version and not known.lease
+            if not is_here and place not in sent:
+                found.append(key)
+        return found
 
     def take(self, offer: Offer, function: Function, home: HomePartition) -> StateCache | None:
         """Return the cells of the offered messages' keys, for one guest alone.
@@ -136,9 +161,11 @@ class GuestStates:
         """
         if function.state_kind is None:
             return None
-        missing = self.missing(offer, function)
+        missing, keys = self.missing(offer, function), offered_keys(offer, function)
         if missing:
             raise OfferError(f"the states of {len(missing)} keys are missing: {missing[0]!r:.80}")
+        states = offer.states
+        assert states is not None
         cache = StateCache(
             function.name,
             function.state_kind,
@@ -146,19 +173,23 @@ class GuestStates:
             complete=True,
             bytes_max=lambda: 0,
             versions=function.state_versions,
+            is_weighed=False,
         )
-        wanted = offered_keys(offer, function)
-        for state in offer.states:
-            key = state.key
-            if key not in wanted:
-                continue
-            kept = self._forget(offer.lease.partition, key) if home.kept else None
-            if state.rows is not None:
-                cache.insert([key], [StateRow(key, *row) for row in state.rows])
-            else:
-                assert kept is not None
-                cache.adopt(key, kept.cell)
-            home.lent[key] = offer.lease.number
+        if states.sent:
+            _insert(cache, keys, states)
+        elif len(states.versions) != len(keys):
+            raise OfferError(f"{len(keys)} keys with {len(states.versions)} versions of states")
+        number, cells, order = offer.lease.number, cache.cells, self._order
+        for key in keys:
+            known = home.kept.get(key)
+            if known is None:
+                known = home.kept[key] = _Kept(home, key)
+            elif not known.lease:
+                del order[known]
+                self.bytes -= known.size_bytes
+            known.lease = number
+            if key not in cells:
+                cells[key] = known.cell
         return cache
 
     def home_of(self, lease: LeaseId) -> HomePartition:
@@ -166,12 +197,12 @@ class GuestStates:
         home = self._homes.get(lease.partition)
         if home is not None and home.epoch == lease.epoch:
             return home
-        new = HomePartition(lease.epoch, self._state_bytes_max, self._monotonic_ms)
+        new = HomePartition(lease, self._state_bytes_max, self._monotonic_ms)
         if home is not None and home.epoch > lease.epoch:
             return new  # Of a former owner, who does not know yet: nothing of it is kept.
         if home is not None:
-            for key in list(home.kept):
-                self._forget(lease.partition, key)
+            for known in list(home.kept.values()):
+                self._forget(known)
         self._homes[lease.partition] = new
         return new
 
@@ -191,54 +222,54 @@ class GuestStates:
         home = self._homes.get(lease.partition)
         if home is None or home.epoch != lease.epoch:
             return
+        cells, order, number = cache.cells, self._order, lease.number
         for key, version in versions.items():
-            if home.lent.get(key) != lease.number:
+            known = home.kept.get(key)
+            if known is None or known.lease != number:
                 continue  # A later lease has it, or had: this one was given up by its lessor.
-            del home.lent[key]
-            if key not in doubtful:
-                self._keep(lease.partition, home, key, cache.cells[key], version + (key in changed))
+            known.lease = 0
+            cell = known.cell = cells[key]
+            known.version = version + 1 if key in changed else version
+            known.size_bytes = size_bytes = cell.size_bytes + len(key) + ENTRY_BYTES
+            self.bytes += size_bytes
+            order[known] = None
+            if key in doubtful:
+                self._forget(known)
         self._shrink()
-        self._leave_if_empty(lease.partition, home)
+        self._leave_if_empty(home)
 
     def _kept_for(self, lease: LeaseId) -> dict[str, _Kept]:
         home = self._homes.get(lease.partition)
         return home.kept if home is not None and home.epoch == lease.epoch else {}
 
-    def _keep(
-        self, partition: str, home: HomePartition, key: str, cell: Cell, version: int
-    ) -> None:
-        self._forget(partition, key)
-        size_bytes = cell.size_bytes + len(key) + ENTRY_BYTES
-        home.kept[key] = _Kept(cell, version, size_bytes)
-        self._order[partition, key] = None
-        self.bytes += size_bytes
-
-    def _forget(self, partition: str, key: str) -> _Kept | None:
-        if (partition, key) not in self._order:
-            return None
-        del self._order[partition, key]
-        kept = self._homes[partition].kept.pop(key)
-        self.bytes -= kept.size_bytes
-        return kept
+    def _forget(self, known: _Kept) -> None:
+        del known.home.kept[known.key]
+        if not known.lease:
+            del self._order[known]
+            self.bytes -= known.size_bytes
 
     def _shrink(self) -> None:
         bytes_max = self._bytes_max()
         while self.bytes > bytes_max:
-            partition, key = next(iter(self._order))
-            self._forget(partition, key)
+            known = next(iter(self._order))
+            self._forget(known)
             self.evicted += 1
-            self._leave_if_empty(partition, self._homes[partition])
+            self._leave_if_empty(known.home)
 
-    def _leave_if_empty(self, partition: str, home: HomePartition) -> None:
-        if not home.kept and not home.lent:
-            self._homes.pop(partition, None)
+    def _leave_if_empty(self, home: HomePartition) -> None:
+        if not home.kept and self._homes.get(home.name) is home:
+            del self._homes[home.name]
 
 
-def _is_here(state: StoredState, kept: dict[str, _Kept]) -> bool:
-    if state.rows is not None:
-        return True
-    found = kept.get(state.key)
-    return found is not None and found.version == state.version
+def _insert(cache: StateCache, keys: Sequence[str], states: OfferedStates) -> None:
+    """Make cells of what came with an offer."""
+    sent, rows = set(states.sent), states.rows
+    if len(states.versions) != len(keys) or not sent <= set(range(len(keys))):
+        raise OfferError(f"{len(keys)} keys with {len(states.versions)} versions of states")
+    if not rows.is_even() or not sent.issuperset(rows.places):
+        raise OfferError("the rows of states are of other keys than those that are sent")
+    stored = [StateRow(keys[row[0]], *row[1:]) for row in rows.each()]
+    cache.insert([keys[place] for place in states.sent], stored)
 
 
 class GuestProgress:
@@ -387,17 +418,21 @@ class BorrowedRun:
             load=load,
             reply_bytes_max=self._limits.message_bytes_max,
             partials=partials,
+            cells=lent_cells(self.work, self.function),
             reason=self.reason,
             clock_ms=self._home.clock_ms(now_ms),
         )
-        self._settle({row[0] for row in returned.rows})
+        cells = lent_cells(self.work, self.function)
+        self._settle({cells[place] for place in returned.rows.places})
         return returned
 
     def _settle(self, changed: Collection[str]) -> None:
         cache = self.env.cache
         if cache is not None and not self.offer.partial:
-            versions = {each.key: each.version for each in self.offer.states}
-            versions = {key: each for key, each in versions.items() if key in cache.cells}
+            states = self.offer.states
+            assert states is not None
+            keys = lent_cells(self.work, self.function)
+            versions = dict(zip(keys, states.versions, strict=True))
             self._states.settled(self.lease, cache, versions, changed, self.doubtful)
 
 

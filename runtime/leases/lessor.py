@@ -827,8 +827,8 @@ class Lessor:
             stats.partials_merged += 1
         partition, changed = lease.partition, {row.key for row in result.rows}
         if not lease.partial:
-            for key in partition.leases.state_keys(lease.work):
-                partition.leases.versions.returned(key, lease.lessee, changed=key in changed)
+            keys = partition.leases.state_keys(lease.work)
+            partition.leases.versions.returned(keys, lease.lessee, changed)
         partition.leases.ended(lease, result, now_ms)
         self.effects.append(Changed(partition))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial as applied
+from itertools import count
 from math import ceil, isfinite
 from types import NoneType
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 
 from sublet.functions.app import Function
-from sublet.functions.codec import codec_for, join_column, split_column
+from sublet.functions.codec import codec_for, column_length, join_column, split_column
 from sublet.functions.effects import (
     Cancelled,
     Delayed,
@@ -32,11 +33,18 @@ from sublet.runtime.partition.records.commit_encoder import reply_too_large
 from sublet.runtime.partition.records.dead_letters import TRACEBACKS_MAX
 from sublet.runtime.partition.records.due_index import in_order
 from sublet.runtime.protocol.frames import ErrorInfo
-from sublet.runtime.protocol.lease_messages import LeaseId, PartialState, Return, WorkerLoad
+from sublet.runtime.protocol.lease_messages import (
+    LeaseId,
+    PartialState,
+    Return,
+    StateRows,
+    WorkerLoad,
+)
 from sublet.statestore.contract import StateRow
 
 INT_64_MAX = 2**63 - 1
 NIL = b"\xc0"
+_new_tuple = tuple.__new__
 
 _any = codec_for(Any)
 
@@ -74,10 +82,10 @@ def timer_prefix(lease: LeaseId) -> str:
     return f"{in_order(lease.epoch)}.{in_order(lease.number)}."
 
 
-def lent_cells(work: Work, function: Function) -> Collection[str]:
-    """Return the keys of the states that come with a work."""
+def lent_cells(work: Work, function: Function) -> Sequence[str]:
+    """Return the keys of the states that come with a work; rows of states go by their places."""
     if function.kind == "keyed":
-        return set(work.keys)
+        return work.distinct_keys
     return ("",) if function.kind == "stateful" else ()
 
 
@@ -112,21 +120,23 @@ def encode_result(  # noqa: PLR0913  # Who says it, what of, and what is not in 
     load: WorkerLoad,
     reply_bytes_max: int,
     partials: Sequence[PartialState] | None = None,
+    cells: Sequence[str] = (),
     reason: str = "",
     clock_ms: int | None = None,
 ) -> Return:
     """Return what the lessor has to know of a run that has ended.
 
-    With `partials` the lease is a partial one, and the rows of its states are left out. A reply
-    that cannot be encoded fails a call as it would at home, where its state change stands, too.
+    `cells` are `lent_cells`. With `partials` the lease is a partial one, and the rows of its states
+    are left out. A reply that cannot be encoded fails a call as it would at home, where its state
+    change stands, too.
     """
     if result.suspended:
         raise ValueError(f"{len(result.suspended)} handlers have not ended yet")
-    count, values = work.count, list(result.values)
+    size, values = work.count, list(result.values)
     home = set(result.unfinished)
     if result.cut_at is not None:
-        home.update(range(result.cut_at, count))
-        values.extend([None] * (count - len(values)))
+        home.update(range(result.cut_at, size))
+        values.extend([None] * (size - len(values)))
     failed = {
         index: (failure.error, failure.retryable)
         for index, failure in result.failed.items()
@@ -134,17 +144,16 @@ def encode_result(  # noqa: PLR0913  # Who says it, what of, and what is not in 
     }
     asked = work.calls()
     if asked is False:
-        values = [None] * count
-    else:
-        for index in range(count):
+        values = [None] * size
+    elif asked is not True or failed or home:
+        for index in range(size):
             if (asked is not True and index not in asked) or index in failed or index in home:
                 values[index] = None
     covers = [] if partials is None else covers_of(work, {*home, *failed})
     column = _encode_values(values, failed, reply_bytes_max)
-    rows: list[tuple[str, bytes, bytes | None, int | None]] = []
-    if partials is None:
-        # Handlers that waited may have changed a row one after the other.
-        rows = list({(row.key, row.subkey): row for row in result.rows}.values())
+    rows = StateRows([], [])
+    if partials is None and result.rows:
+        rows = _encode_rows(result.rows, cells)
     return Return(
         lease,
         load,
@@ -160,6 +169,16 @@ def encode_result(  # noqa: PLR0913  # Who says it, what of, and what is not in 
         _tracebacks(result, failed),
         clock_ms,
     )
+
+
+def _encode_rows(rows: Sequence[StateRow], cells: Sequence[str]) -> StateRows:
+    place_of = dict(zip(cells, count(), strict=False))
+    # Handlers that waited may have changed a row one after the other: the last one counts.
+    if all(not row[1] and row[3] is None for row in rows):
+        latest = {place_of[row[0]]: row[2] for row in rows}
+        return StateRows(list(latest), list(latest.values()))
+    found = {(row[0], row[1]): (place_of[row[0]], *row[1:]) for row in rows}
+    return StateRows.of(list(found.values()))
 
 
 def _tracebacks(result: RunResult, failed: Collection[int]) -> list[tuple[str, list[int]]]:
@@ -243,15 +262,16 @@ def decode_result(
     result.elapsed_ms = returned.elapsed_ms
     result.unfinished = _decode_home(returned, work.count)
     result.failed = _decode_failed(returned, work, function)
-    result.values = _decode_values(returned, work.count)
+    result.values = _decode_values(returned, work)
     if partial:
         _check_partials(returned, work, result)
     elif returned.partials or returned.covers:
         raise LeaseResultError("it returns partial states, but was lent whole ones")
     result.rows = _decode_rows(returned, () if partial else lent_cells(work, function))
-    keys = set(work.keys)
-    prefix = timer_prefix(returned.lease)
-    result.effects = [_decode_effect(each, keys, prefix, now_ms) for each in returned.effects]
+    if returned.effects:
+        keys = set(work.keys)
+        prefix = timer_prefix(returned.lease)
+        result.effects = [_decode_effect(each, keys, prefix, now_ms) for each in returned.effects]
     if lag_ms:
         result.effects = [
             each._replace(due_ms=min(INT_64_MAX, each.due_ms + lag_ms))
@@ -308,30 +328,41 @@ def _decode_tracebacks(returned: Return) -> dict[int, Callable[[], str]]:
     return tracebacks
 
 
-def _decode_values(returned: Return, count: int) -> list[Any]:
+def _decode_values(returned: Return, work: Work) -> list[Any]:
     try:
-        values = split_column(returned.values)
+        if work.calls() is False:
+            # Nobody waits for them, and nobody looks at them.
+            length = column_length(returned.values)
+            values: list[Any] = [None] * work.count
+        else:
+            values = list(split_column(returned.values))
+            length = len(values)
     except PayloadError as error:
         raise LeaseResultError(f"the replies are not a column: {error}") from error
-    if len(values) != count:
-        raise LeaseResultError(f"it has {len(values)} replies; allowed: {count}")
-    return list(values)
+    if length != work.count:
+        raise LeaseResultError(f"it has {length} replies; allowed: {work.count}")
+    return values
 
 
-def _decode_rows(returned: Return, keys: Collection[str]) -> list[StateRow]:
-    rows: list[StateRow] = []
-    places: set[tuple[str, bytes]] = set()
-    for row in returned.rows:
-        key, subkey, _, expires_ms = row
-        if key not in keys:
-            raise LeaseResultError(f"it changes the state of {key!r:.80}, which was not lent")
-        if expires_ms is not None:
-            _check_time(expires_ms)
-        places.add((key, subkey))
-        rows.append(StateRow(*row))
-    if len(places) != len(rows):
+def _decode_rows(returned: Return, cells: Sequence[str]) -> list[StateRow]:
+    rows = returned.rows
+    if not rows.is_even():
+        raise LeaseResultError("its rows of states are in columns of other lengths")
+    if not rows.places:
+        return []
+    if min(rows.places) < 0 or max(rows.places) >= len(cells):
+        raise LeaseResultError(f"it changes a state that was not lent; allowed: {len(cells)} keys")
+    if rows.expires_ms is not None:
+        for expires_ms in rows.expires_ms:
+            if expires_ms is not None:
+                _check_time(expires_ms)
+    places: set[object] = set(rows.places)
+    if rows.subkeys is not None:
+        places = set(zip(rows.places, rows.subkeys, strict=True))
+    if len(places) != len(rows.places):
         raise LeaseResultError("it changes a row of a state twice")
-    return rows
+    # What StateRow's own constructor does, in half the time.
+    return [_new_tuple(StateRow, (cells[row[0]], *row[1:])) for row in rows.each()]
 
 
 def _check_time(at_ms: int) -> None:

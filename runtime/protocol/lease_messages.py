@@ -7,6 +7,8 @@ lessee still does or says.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import msgspec
@@ -50,13 +52,59 @@ class Reply(msgspec.Struct, array_like=True, tag=2):
     load: WorkerLoad
 
 
-class StoredState(msgspec.Struct, array_like=True):
-    """All that is stored of one key: (subkey, value, expires_ms)."""
+NO_ROWS: tuple[list[Any], ...] = ([], [], [], [])
 
-    key: str
-    version: int
-    rows: list[tuple[bytes, bytes, int | None]] | None
-    """None: the lessee has this version from before."""
+StatePlace = tuple[int, bytes, bytes | None, int | None]
+"""A row of a state: the place of its key, subkey, value, expires_ms."""
+
+
+class StateRows(msgspec.Struct, array_like=True):
+    """Rows of the states of a work's keys, as columns. A key is its place among them, each once and
+    in the order of their first messages."""
+
+    places: list[int]
+    values: list[bytes | None]
+    subkeys: list[bytes] | None = None
+    """None: each is the whole state of its key."""
+    expires_ms: list[int | None] | None = None
+    """None: none of them ever does."""
+
+    @classmethod
+    def of(cls, rows: Sequence[StatePlace]) -> StateRows:
+        """Put rows into columns."""
+        columns = map(list, zip(*rows, strict=True)) if rows else NO_ROWS
+        places, subkeys, values, expires_ms = columns
+        return cls(
+            places,
+            values,
+            subkeys if any(subkeys) else None,
+            None if expires_ms.count(None) == len(expires_ms) else expires_ms,
+        )
+
+    def is_even(self) -> bool:
+        """Tell whether all columns have one length."""
+        columns = (self.values, self.subkeys, self.expires_ms)
+        return all(len(each) == len(self.places) for each in columns if each is not None)
+
+    def each(self) -> Iterator[StatePlace]:
+        """Give each row by itself."""
+        return zip(
+            self.places,
+            repeat(b"") if self.subkeys is None else self.subkeys,
+            self.values,
+            repeat(None) if self.expires_ms is None else self.expires_ms,
+            strict=False,
+        )
+
+
+class OfferedStates(msgspec.Struct, array_like=True):
+    """The states of a work's keys, as in `StateRows`."""
+
+    versions: list[int]
+    """Of each key's state."""
+    sent: list[int]
+    """Places of those that come with the offer; the lessee has the others from before."""
+    rows: StateRows
 
 
 class Offer(msgspec.Struct, array_like=True, tag=3):
@@ -82,7 +130,8 @@ class Offer(msgspec.Struct, array_like=True, tag=3):
     clock_ms: int
     """The partition's clock."""
     watermark_ms: int
-    states: list[StoredState]
+    states: OfferedStates | None
+    """None: none are needed."""
 
 
 class Answer(msgspec.Struct, array_like=True, tag=4):
@@ -120,8 +169,8 @@ class Return(msgspec.Struct, array_like=True, tag=6):
     """Failures by place, with whether another try may help."""
     home: list[int]
     """Not run there, or in vain: the lessor has to run these itself."""
-    rows: list[tuple[str, bytes, bytes | None, int | None]]
-    """Changed rows of states: key, subkey, value, expires_ms."""
+    rows: StateRows
+    """Those of states that have changed."""
     partials: list[PartialState]
     covers: list[tuple[str, int, int]]
     """The messages that the partials are made of: source, first, last."""

@@ -16,7 +16,7 @@ has one end:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sublet.runtime.partition.partition import Partition
 
 VERSIONED_KEYS_MAX = 50_000
+LESSEES_MAX = 1_000
+NOBODY: frozenset[str] = frozenset()
 
 
 class LeaseState(StrEnum):
@@ -92,62 +94,89 @@ class StateVersions:
     """
 
     def __init__(self, keys_max: int = VERSIONED_KEYS_MAX) -> None:
-        self._known: dict[str, tuple[int, set[str]]] = {}
+        self._versions: dict[str, int] = {}
+        self._holders: dict[str, frozenset[str]] = {}
+        """Who has the state of a key as it is now; mostly one, whose set is then one for all keys:
+        what is lent has many."""
+        self._alone: dict[str, frozenset[str]] = {}
         self._keys_max = keys_max
         self._last = 0
         """Greater than this is a version that no state has ever had."""
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self._versions)
 
     def of(self, key: str) -> int:
         """Return the version of a key's state as it is now."""
-        known = self._known.get(key)
-        if known is not None:
-            return known[0]
+        version = self._versions.get(key)
+        return self._begin(key) if version is None else version
+
+    def _begin(self, key: str) -> int:
         # The next number is what a lessee would make of it, perhaps after it was given up.
         self._last += 2
-        self._known[key] = (self._last, set())
-        if len(self._known) > self._keys_max:
-            del self._known[next(iter(self._known))]
+        self._versions[key] = self._last
+        if len(self._versions) > self._keys_max:
+            self.forget((next(iter(self._versions)),))
         return self._last
 
+    def offered(self, keys: Iterable[str], lessee: str) -> tuple[list[int], list[int]]:
+        """Return the versions of keys' states, and the places of those that a lessee lacks."""
+        known, holders = self._versions, self._holders
+        versions: list[int] = []
+        lacking: list[int] = []
+        for place, key in enumerate(keys):
+            version = known.get(key)
+            versions.append(self._begin(key) if version is None else version)
+            if lessee not in holders.get(key, NOBODY):
+                lacking.append(place)
+        return versions, lacking
+
     def is_at(self, key: str, lessee: str) -> bool:
-        known = self._known.get(key)
-        return known is not None and lessee in known[1]
+        return lessee in self._holders.get(key, NOBODY)
 
     def holders(self, keys: Iterable[str]) -> dict[str, int]:
         """Return for each lessee how many of these keys it has as they are now."""
         found: dict[str, int] = {}
+        holders = self._holders
         for key in keys:
-            known = self._known.get(key)
-            if known is not None:
-                for lessee in known[1]:
-                    found[lessee] = found.get(lessee, 0) + 1
+            for lessee in holders.get(key, NOBODY):
+                found[lessee] = found.get(lessee, 0) + 1
         return found
 
-    def returned(self, key: str, lessee: str, *, changed: bool) -> None:
-        """A lessee has given a key back, and keeps what it has made of it."""
-        known = self._known.pop(key, None)
-        if known is None:
-            return
-        version, lessees = known
-        if changed:
-            # The lessee counts so, too: nobody has to tell it.
-            self._last = max(self._last, version + 1)
-            self._known[key] = (version + 1, {lessee})
-        else:
-            lessees.add(lessee)
-            self._known[key] = known
+    def returned(self, keys: Iterable[str], lessee: str, changed: Collection[str]) -> None:
+        """A lessee has given keys back, and keeps what it has made of them."""
+        known, holders = self._versions, self._holders
+        alone = self._alone.get(lessee)
+        if alone is None:
+            if len(self._alone) >= LESSEES_MAX:
+                self._alone.clear()
+            alone = self._alone[lessee] = frozenset((lessee,))
+        last = self._last
+        for key in keys:
+            version = known.pop(key, None)
+            if version is None:
+                continue
+            if key in changed:
+                # The lessee counts so, too: nobody has to tell it.
+                version += 1
+                if version > last:
+                    last = version
+                holders[key] = alone
+            else:
+                others = holders.get(key)
+                holders[key] = alone if others is None else others | alone
+            known[key] = version
+        self._last = last
 
     def forget(self, keys: Iterable[str]) -> None:
-        known = self._known
+        known, holders = self._versions, self._holders
         for key in keys:
-            known.pop(key, None)
+            if known.pop(key, None) is not None:
+                holders.pop(key, None)
 
     def lost(self, keys: Iterable[str], lessee: str) -> None:
         """A lessee does not have these any more."""
         for key in keys:
-            known = self._known.get(key)
-            if known is not None:
-                known[1].discard(lessee)
+            others = self._holders.get(key)
+            if others is not None:
+                self._holders[key] = others - {lessee}

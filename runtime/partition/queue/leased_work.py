@@ -70,7 +70,7 @@ class LeasedWork:
     def state_keys(self, work: Work) -> Collection[str]:
         """Return the keys whose states a work uses."""
         if self._kind == "keyed":
-            return dict.fromkeys(work.keys)
+            return work.distinct_keys
         return ("",) if self._kind == "stateful" else ()
 
     @property

@@ -8,7 +8,7 @@ is said takes of a core.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -26,10 +26,11 @@ from sublet.runtime.protocol.lease_messages import (
     LeaseId,
     LeaseMessage,
     Offer,
+    OfferedStates,
     Probe,
     Reply,
     Return,
-    StoredState,
+    StateRows,
 )
 from sublet.runtime.simulation.engine.ledger import LeaseTotals
 from sublet.runtime.simulation.engine.store import ENTRY_BYTES
@@ -116,29 +117,39 @@ class StatesOfOthers:
     def keeps_none(self) -> bool:
         return not self._keys_max or not self._bytes_max
 
-    def missing(self, offer: Offer) -> list[str]:
+    def missing(self, offer: Offer, keys: Collection[str]) -> list[str]:
         """Return the keys of which the lessor thinks, wrongly, that they are here."""
+        if offer.states is None:
+            return []
         partition, epoch, _ = offer.lease
-        known = self._known
+        known, sent = self._known, set(offer.states.sent)
         return [
-            each.key
-            for each in offer.states
-            if each.rows is None
-            and known.get((partition, epoch, each.key), (None, 0))[0] != each.version
+            key
+            for place, (key, version) in enumerate(zip(keys, offer.states.versions, strict=True))
+            if place not in sent and known.get((partition, epoch, key), (None, 0))[0] != version
         ]
 
-    def settled(self, offer: Offer, *, changed: bool, state_bytes: int) -> None:
+    def settled(
+        self, offer: Offer, keys: Collection[str], *, changed: bool, state_bytes: int
+    ) -> None:
         """A lease was worked off: keep its states as they are now."""
+        if offer.states is None:
+            return
         partition, epoch, _ = offer.lease
         weight = state_bytes + ENTRY_BYTES
-        for each in offer.states:
-            name = (partition, epoch, each.key)
+        for key, version in zip(keys, offer.states.versions, strict=True):
+            name = (partition, epoch, key)
             self._bytes -= self._known.pop(name, (0, 0))[1]
             # As `lease.StateVersions` counts: the number after it is for what a lessee makes.
-            self._known[name] = (each.version + changed, weight)
+            self._known[name] = (version + changed, weight)
             self._bytes += weight
         while self._known and (len(self._known) > self._keys_max or self._bytes > self._bytes_max):
             self._bytes -= self._known.popitem(last=False)[1][1]
+
+
+def _state_keys(offer: Offer, function: Function) -> Collection[str]:
+    """Return the keys whose states go with an offer, if any do."""
+    return ("",) if function.kind == "stateful" else dict.fromkeys(offer.columns.keys)
 
 
 class SimulatedLending:
@@ -224,14 +235,15 @@ class SimulatedLending:
         now_ms = self._events.now_ms
         partition, work, bindable = lease.partition, lease.work, lease.bindable
         handlers = self._handlers[partition.function.name]
-        states = [] if lease.partial else self._states_for(lease)
-        sent = sum([each.rows is not None for each in states])
+        states = None if lease.partial else self._states_for(lease)
+        count = 0 if states is None else len(states.versions)
+        sent = 0 if states is None else len(states.sent)
         carried_bytes = work.count * (MESSAGE_BYTES + handlers.message_bytes)
         carried_bytes += sent * handlers.state_bytes
         totals = self._totals
         totals.offered += 1
         totals.states_sent += sent
-        totals.states_held += len(states) - sent
+        totals.states_held += count - sent
         totals.state_bytes += sent * handlers.state_bytes
         offer = Offer(
             lease=lease.id,
@@ -250,21 +262,18 @@ class SimulatedLending:
         )
         self._say(lease.lessee, offer, carried_bytes)
 
-    def _states_for(self, lease: Lease) -> list[StoredState]:
+    def _states_for(self, lease: Lease) -> OfferedStates | None:
         partition, lessee = lease.partition, lease.lessee
         if not self._handlers[partition.function.name].state_bytes:
-            return []
+            return None
         versions, keys = partition.leases.versions, partition.leases.state_keys(lease.work)
         if self._states.keeps_none:
             versions.lost(keys, lessee)  # All workers are alike.
-        states: list[StoredState] = []
-        for key in keys:
-            known = versions.is_at(key, lessee)
-            states.append(StoredState(key, versions.of(key), None if known else []))
+        offered, sent = versions.offered(keys, lessee)
         totals = self.lessor.stats_of(partition.function)
-        totals.states_known += sum([each.rows is None for each in states])
-        totals.states_sent += sum([each.rows is not None for each in states])
-        return states
+        totals.states_known += len(offered) - len(sent)
+        totals.states_sent += len(sent)
+        return OfferedStates(offered, sent, StateRows([], []))
 
     def returned(self, lease: Lease | None, message: Return, now_ms: float) -> None:
         totals = self._totals
@@ -294,7 +303,8 @@ class SimulatedLending:
         return True
 
     def missing(self, offer: Offer) -> list[str]:
-        return self._states.missing(offer)
+        keys = _state_keys(offer, self._handlers[offer.function].function)
+        return self._states.missing(offer, keys)
 
     def take_in(self, worker: str, offer: Offer) -> GuestRun:
         return GuestRun(offer, worker, self._handlers[offer.function])
@@ -318,11 +328,11 @@ class SimulatedLending:
             return
         if not offer.partial:
             changed, state_bytes = handlers.writes, handlers.state_bytes
-            self._states.settled(offer, changed=changed, state_bytes=state_bytes)
+            keys = _state_keys(offer, handlers.function)
+            self._states.settled(offer, keys, changed=changed, state_bytes=state_bytes)
         carried_bytes = REPLY_BYTES * offer.columns.count
         if handlers.writes:
-            keys = set(offer.columns.keys)
-            carried_bytes += handlers.state_bytes * len(keys)
+            carried_bytes += handlers.state_bytes * len(set(offer.columns.keys))
         message = Return(
             lease=offer.lease,
             load=self.desk.load,
@@ -330,7 +340,7 @@ class SimulatedLending:
             values=_NIL,
             failed={},
             home=[],
-            rows=[],
+            rows=StateRows([], []),
             partials=[],
             covers=[],
             effects=[],

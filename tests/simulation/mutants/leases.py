@@ -23,7 +23,13 @@ from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.queue.leased_work import LeasedWork
 from sublet.runtime.partition.records.watermarks import OpenMessages
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.protocol.lease_messages import LeaseId, PartialState, StoredState, WorkerLoad
+from sublet.runtime.protocol.lease_messages import (
+    LeaseId,
+    OfferedStates,
+    PartialState,
+    StateRows,
+    WorkerLoad,
+)
 from sublet.scheduler.binding.standing import StandingLease, StandingLeases
 from sublet.scheduler.scaling.plan import Plan
 from sublet.statestore.contract import Outcome, StateRow
@@ -519,12 +525,14 @@ class LeavesAWindowBehind(LeaseMutant):
     """Lends a key without the latest of its open windows."""
 
     class lending(TimedLending):  # noqa: N801
-        def _states_for(self, lease: Lease) -> list[StoredState]:
+        def _states_for(self, lease: Lease) -> OfferedStates | None:
             states = super()._states_for(lease)
-            for each in states:
-                if each.rows and lease.partition.function.window is not None:
-                    starts = [subkey[1:9] for subkey, _, _ in each.rows]
-                    each.rows = [row for row in each.rows if row[0][1:9] != max(starts)]
+            if states is not None and lease.partition.function.window is not None:
+                latest: dict[int, bytes] = {}
+                for place, subkey, *_ in states.rows.each():
+                    latest[place] = max(subkey[1:9], latest.get(place, b""))
+                rows = [row for row in states.rows.each() if row[1][1:9] != latest[row[0]]]
+                states.rows = StateRows.of(rows)
             return states
 
 
@@ -553,17 +561,18 @@ class SendsWhatIsStored(LeaseMutant):
     """Sends lessees the stored state, not the newer one in memory."""
 
     class lending(TimedLending):  # noqa: N801
-        def _states_for(self, lease: Lease) -> list[StoredState]:
+        def _states_for(self, lease: Lease) -> OfferedStates | None:
             tables = self.worker.world.backend.partitions[lease.partition.name]
             states = super()._states_for(lease)
-            for each in states:
-                stored = tables.state.get(each.key, {})
-                if each.rows is not None:
-                    each.rows = [
-                        (row.subkey, row.value, row.expires_ms)
-                        for row in stored.values()
-                        if row.value is not None
-                    ]
+            if states is not None:
+                keys = list(lease.partition.leases.state_keys(lease.work))
+                rows = [
+                    (place, row.subkey, row.value, row.expires_ms)
+                    for place in states.sent
+                    for row in tables.state.get(keys[place], {}).values()
+                    if row.value is not None
+                ]
+                states.rows = StateRows.of(rows)
             return states
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -30,9 +30,10 @@ from sublet.runtime.protocol.frames import Extra, Kind
 from sublet.runtime.protocol.lease_messages import (
     LeaseId,
     Offer,
+    OfferedStates,
     PartialState,
     Return,
-    StoredState,
+    StateRows,
     WorkerLoad,
 )
 from sublet.runtime.protocol.messages import Message, MessageColumns
@@ -152,10 +153,35 @@ class Lessee:
         return self.finish(guest, self.sync.run(guest.work, guest.env), **options)
 
 
+class StoredState(NamedTuple):
+    """All that is stored of one key."""
+
+    key: str
+    version: int
+    rows: list[tuple[bytes, bytes, int | None]] | None
+    """None: the lessee has this version from before."""
+
+
+def offered_states(
+    keys: Sequence[str], states: Sequence[StoredState] | OfferedStates
+) -> OfferedStates | None:
+    """Put states into columns; those of keys that are not among them are said to be known."""
+    if isinstance(states, OfferedStates):
+        return states
+    if not states:
+        return None
+    by_key = {each.key: each for each in states}
+    places = [""] if [*by_key] == [""] else [*dict.fromkeys(keys)]
+    found = [by_key.get(key, StoredState(key, 0, None)) for key in places]
+    rows = [(place, *row) for place, each in enumerate(found) for row in each.rows or ()]
+    sent = [place for place, each in enumerate(found) if each.rows is not None]
+    return OfferedStates([each.version for each in found], sent, StateRows.of(rows))
+
+
 def offer(
     keys: Sequence[str],
     payloads: Sequence[Any],
-    states: Sequence[StoredState] = (),
+    states: Sequence[StoredState] | OfferedStates = (),
     *,
     number: int = 1,
     epoch: int = 3,
@@ -180,7 +206,7 @@ def offer(
         "term_ms": 200.0,
         "clock_ms": 700_000,
         "watermark_ms": 0,
-        "states": list(states),
+        "states": offered_states(keys, states),
     }
     return Offer(**{**given, **fields})
 
@@ -250,6 +276,22 @@ def test_without_state_nothing_is_missing() -> None:
     lessee = Lessee()
     assert lessee.states.missing(offer(["a"], [1]), look) == []
     assert lessee.states.missing(offer(["a"], [1], partial=True), count) == []
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (OfferedStates([1], [0, 1], StateRows([], [])), "2 keys with 1 versions"),
+        (OfferedStates([1, 1], [0, 1, 2], StateRows([], [])), "2 keys with 2 versions"),
+        (OfferedStates([1, 1], [0, 1], StateRows([2], [b""])), "of other keys"),
+        (OfferedStates([1, 1], [0, 1], StateRows([0, 1], [b""])), "of other keys"),
+    ],
+)
+def test_states_in_columns_that_do_not_fit_are_refused(
+    states: OfferedStates, expected: str
+) -> None:
+    with pytest.raises(OfferError, match=expected):
+        Lessee().accept(offer(["a", "b"], [1, 2], states), add)
 
 
 def test_rows_that_come_with_an_offer_count_more_than_what_is_here() -> None:
@@ -760,7 +802,7 @@ async def test_a_guest_ends_without_a_handler_that_never_does() -> None:
             guests, lessee, offered, ignore, during=lambda: guests.revoke(offered.lease)
         )
         ENOUGH.pop().set()
-    assert (returned.home, returned.rows) == ([0, 1], [])
+    assert (returned.home, returned.rows.places) == ([0, 1], [])
     assert len(lessee.states) == 0
 
 

@@ -29,13 +29,20 @@ from sublet.runtime.leases.results import (
     covers_of,
     decode_result,
     encode_result,
+    lent_cells,
     timer_prefix,
 )
 from sublet.runtime.partition.commit.pending_commit import Replies
 from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Work
 from sublet.runtime.partition.records.commit_encoder import _encode_results
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
-from sublet.runtime.protocol.lease_messages import LeaseId, PartialState, Return, WorkerLoad
+from sublet.runtime.protocol.lease_messages import (
+    LeaseId,
+    PartialState,
+    Return,
+    StateRows,
+    WorkerLoad,
+)
 from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import StateRow
 
@@ -82,7 +89,8 @@ def result_of(values: Sequence[Any], **fields: Any) -> RunResult:
 
 def returned(work: Work, result: RunResult, now_ms: float = 0.0, **options: Any) -> Return:
     options = {"load": LOAD, "reply_bytes_max": 1_000, **options}
-    sent = encode_result(LEASE, work, result, now_ms, **options)
+    cells = lent_cells(work, options.pop("function", add))
+    sent = encode_result(LEASE, work, result, now_ms, cells=cells, **options)
     return msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Return)
 
 
@@ -217,7 +225,7 @@ def test_what_a_message_returns_for_which_nobody_waits_stays_away() -> None:
     back = decode_result(returned(work, result_of([object(), 1])), work, add, 0.0)
 
     assert back.failed == {}
-    assert plain(back.values) == [None, None]
+    assert back.values == [None, None]
 
 
 def test_what_a_cut_run_has_not_reached_comes_home() -> None:
@@ -231,7 +239,7 @@ def test_what_a_cut_run_has_not_reached_comes_home() -> None:
 def test_of_rows_that_changed_one_after_the_other_the_last_counts() -> None:
     work = make_work("aa")
     changed = [StateRow("a", b"", b"\x01"), StateRow("a", b"", b"\x02")]
-    assert returned(work, result_of([1, 2], rows=changed)).rows == [("a", b"", b"\x02", None)]
+    assert returned(work, result_of([1, 2], rows=changed)).rows == StateRows([0], [b"\x02"])
 
 
 def test_a_timer_that_a_lessee_has_set_is_not_due_too_early() -> None:
@@ -296,7 +304,7 @@ def a_return(**fields: Any) -> Return:
         "values": msgspec.Raw(b"\x92\xc0\xc0"),
         "failed": {},
         "home": [],
-        "rows": [],
+        "rows": StateRows([], []),
         "partials": [],
         "covers": [],
         "effects": [],
@@ -319,10 +327,13 @@ NO = ErrorInfo("no", "no")
         ({"home": [0, 0]}, "twice"),
         ({"failed": {5: (NO, True)}}, "no message 5"),
         ({"failed": {0: (NO, True)}, "home": [0]}, "failed, but is returned"),
-        ({"rows": [("c", b"", b"", None)]}, "'c', which was not lent"),
-        ({"rows": [("", b"", b"", None)]}, "'', which was not lent"),
-        ({"rows": [("a", b"", b"", None), ("a", b"", None, None)]}, "a row of a state twice"),
-        ({"rows": [("a", b"", b"", 2**63)]}, "is not a time"),
+        ({"rows": StateRows([2], [b""])}, "a state that was not lent; allowed: 2 keys"),
+        ({"rows": StateRows([-1], [b""])}, "a state that was not lent"),
+        ({"rows": StateRows([0, 0], [b"", None])}, "a row of a state twice"),
+        ({"rows": StateRows([0, 0], [b"", b""], [b"x", b"x"])}, "a row of a state twice"),
+        ({"rows": StateRows([0], [b""], None, [2**63])}, "is not a time"),
+        ({"rows": StateRows([0, 1], [b""])}, "columns of other lengths"),
+        ({"rows": StateRows([0], [b""], [])}, "columns of other lengths"),
         ({"partials": [PartialState("a", msgspec.Raw(b"\x01"))]}, "was lent whole ones"),
         ({"covers": [("~c", 10, 11)]}, "was lent whole ones"),
         ({"effects": [()]}, "not an effect"),
@@ -363,15 +374,15 @@ def test_of_many_failures_only_some_bring_their_tracebacks() -> None:
 
 
 def test_a_partition_state_is_lent_under_no_key() -> None:
-    back = decode_result(a_return(rows=[("", b"", b"\x01", None)]), make_work("ab"), add_here, 0.0)
+    back = decode_result(a_return(rows=StateRows([0], [b"\x01"])), make_work("ab"), add_here, 0.0)
     assert back.rows == [StateRow("", b"", b"\x01", None)]
-    with pytest.raises(LeaseResultError, match="'a', which was not lent"):
-        decode_result(a_return(rows=[("a", b"", b"", None)]), make_work("ab"), add_here, 0.0)
+    with pytest.raises(LeaseResultError, match="a state that was not lent; allowed: 1 keys"):
+        decode_result(a_return(rows=StateRows([1], [b""])), make_work("ab"), add_here, 0.0)
 
 
 def test_without_state_there_is_none_to_change() -> None:
     with pytest.raises(LeaseResultError, match="not lent"):
-        decode_result(a_return(rows=[("a", b"", b"", None)]), make_work("ab"), pass_on, 0.0)
+        decode_result(a_return(rows=StateRows([0], [b""])), make_work("ab"), pass_on, 0.0)
 
 
 # Partial leases
@@ -387,7 +398,7 @@ def test_partial_states_tell_which_messages_they_are_made_of() -> None:
     back = decode_result(sent, work, add, 0.0, partial=True)
 
     assert sent.covers == [("~c", 10, 10), ("~c", 12, 12), ("~c", 14, 14)]
-    assert sent.rows == []
+    assert sent.rows.places == []
     assert back.rows == []
     assert back.unfinished == {3}
 
@@ -408,7 +419,7 @@ def test_a_call_whose_reply_cannot_be_told_is_in_the_partial_state() -> None:
         ({"partials": [PartialState("a", ONE), PartialState("a", ONE)]}, "in two parts"),
         ({"partials": [PartialState("a", ONE, 1, None)]}, "a start and an end"),
         ({"partials": [PartialState("a", ONE, 1, 2**63)]}, "is not a time"),
-        ({"rows": [("a", b"", b"", None)]}, "not lent"),
+        ({"rows": StateRows([0], [b""])}, "not lent"),
         ({"effects": [(4, "a3.a7.a1", 5, "a")]}, "closes windows"),
         ({"covers": []}, "cover message 0 0 times; allowed: 1"),
         ({"covers": [("~c", 10, 10), ("~c", 10, 11)]}, "cover message 0 2 times"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.runtime.protocol.lease_messages import LeaseId, Offer, StoredState
+from sublet.runtime.protocol.lease_messages import LeaseId, Offer, OfferedStates, StateRows
 from sublet.runtime.protocol.messages import MessageColumns
 from sublet.runtime.simulation.engine.lending import StatesOfOthers
 from sublet.simulation import (
@@ -245,29 +245,31 @@ def offer(number: int, *keys: str, version: int = 2, known: bool = False) -> Off
         term_ms=0.0,
         clock_ms=0,
         watermark_ms=0,
-        states=[StoredState(key, version, None if known else []) for key in keys],
+        states=OfferedStates(
+            [version] * len(keys), [] if known else [*range(len(keys))], StateRows([], [])
+        ),
     )
 
 
 def test_a_lessee_forgets_the_states_that_came_first_when_there_is_no_room() -> None:
     states = StatesOfOthers(StoreModel(lessee_keys=2))
     for number, key in enumerate("abc"):
-        states.settled(offer(number, key), changed=False, state_bytes=10)
-    assert states.missing(offer(9, "a", "b", "c", known=True)) == ["a"]
+        states.settled(offer(number, key), [key], changed=False, state_bytes=10)
+    assert states.missing(offer(9, "a", "b", "c", known=True), ["a", "b", "c"]) == ["a"]
 
 
 def test_a_lessee_has_what_it_made_of_a_state_and_not_what_it_was() -> None:
     states = StatesOfOthers(StoreModel(lessee_bytes=1_000_000))
-    states.settled(offer(1, "a", version=2), changed=True, state_bytes=10)
-    assert states.missing(offer(2, "a", version=2, known=True)) == ["a"]
-    assert states.missing(offer(2, "a", version=3, known=True)) == []
+    states.settled(offer(1, "a", version=2), ["a"], changed=True, state_bytes=10)
+    assert states.missing(offer(2, "a", version=2, known=True), ["a"]) == ["a"]
+    assert states.missing(offer(2, "a", version=3, known=True), ["a"]) == []
 
 
 def test_bytes_bound_what_a_lessee_keeps() -> None:
     states = StatesOfOthers(StoreModel(lessee_bytes=700))
     for number, key in enumerate("abc"):
-        states.settled(offer(number, key), changed=False, state_bytes=100)
-    assert states.missing(offer(9, "a", "b", "c", known=True)) == ["a"]
+        states.settled(offer(number, key), [key], changed=False, state_bytes=100)
+    assert states.missing(offer(9, "a", "b", "c", known=True), ["a", "b", "c"]) == ["a"]
 
 
 def test_what_lessors_and_lessees_say_takes_cores() -> None:

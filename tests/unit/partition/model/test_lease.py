@@ -13,8 +13,8 @@ from sublet.runtime.partition.model.lease import VERSIONED_KEYS_MAX, StateVersio
 def test_a_lessee_that_returns_an_unchanged_state_has_it_beside_others() -> None:
     versions = StateVersions()
     version = versions.of("a")
-    versions.returned("a", "east", changed=False)
-    versions.returned("a", "west", changed=False)
+    versions.returned(["a"], "east", ())
+    versions.returned(["a"], "west", ())
 
     assert versions.of("a") == version
     assert versions.is_at("a", "east")
@@ -25,8 +25,8 @@ def test_a_lessee_that_returns_an_unchanged_state_has_it_beside_others() -> None
 def test_only_who_has_changed_a_state_has_the_new_one() -> None:
     versions = StateVersions()
     version = versions.of("a")
-    versions.returned("a", "east", changed=False)
-    versions.returned("a", "west", changed=True)
+    versions.returned(["a"], "east", ())
+    versions.returned(["a"], "west", {"a"})
 
     assert versions.of("a") == version + 1
     assert versions.holders(["a"]) == {"west": 1}
@@ -35,7 +35,7 @@ def test_only_who_has_changed_a_state_has_the_new_one() -> None:
 def test_what_has_run_at_home_is_nowhere_else() -> None:
     versions = StateVersions()
     versions.of("a")
-    versions.returned("a", "east", changed=True)
+    versions.returned(["a"], "east", {"a"})
     assert versions
     versions.forget(["a", "never seen"])
 
@@ -48,7 +48,7 @@ def test_what_comes_back_of_a_key_that_was_forgotten_meanwhile_is_not_believed()
     versions = StateVersions()
     versions.of("a")
     versions.forget(["a"])
-    versions.returned("a", "east", changed=True)
+    versions.returned(["a"], "east", {"a"})
 
     assert not versions.is_at("a", "east")
 
@@ -56,8 +56,8 @@ def test_what_comes_back_of_a_key_that_was_forgotten_meanwhile_is_not_believed()
 def test_a_lessee_that_says_it_has_lost_a_state_is_sent_it_again() -> None:
     versions = StateVersions()
     versions.of("a")
-    versions.returned("a", "east", changed=False)
-    versions.returned("a", "west", changed=False)
+    versions.returned(["a"], "east", ())
+    versions.returned(["a"], "west", ())
     versions.lost(["a", "b"], "east")
 
     assert versions.holders(["a"]) == {"west": 1}
@@ -70,7 +70,7 @@ def test_a_version_that_a_given_up_lessee_may_have_made_is_never_given_out(
     versions = StateVersions()
     version = versions.of("a")
     if not gives_up_first:
-        versions.returned("a", "east", changed=True)
+        versions.returned(["a"], "east", {"a"})
         version += 1
     # The lessee has made `version + 1` of it, and nobody has heard of that.
     versions.forget(["a"])
@@ -82,8 +82,8 @@ def test_at_the_bound_the_key_that_was_not_used_for_longest_is_forgotten() -> No
     versions = StateVersions(keys_max=2)
     for key in ("a", "b"):
         versions.of(key)
-        versions.returned(key, "east", changed=False)
-    versions.returned("a", "east", changed=False)
+        versions.returned([key], "east", ())
+    versions.returned(["a"], "east", ())
     versions.of("c")
 
     assert versions.is_at("a", "east")
@@ -95,7 +95,7 @@ def test_so_many_keys_are_known_and_no_more() -> None:
     for number in range(VERSIONED_KEYS_MAX + 1):
         key = f"key{number}"
         versions.of(key)
-        versions.returned(key, "east", changed=False)
+        versions.returned([key], "east", ())
     keys = [f"key{number}" for number in range(VERSIONED_KEYS_MAX + 1)]
 
     assert versions.holders(keys) == {"east": VERSIONED_KEYS_MAX}
@@ -139,7 +139,7 @@ class Versions(RuleBasedStateMachine):
         version = self._lend(lessee, key)
         if changes:
             self.contents[key] = self._new_content()
-        self.versions.returned(key, lessee, changed=changes)
+        self.versions.returned([key], lessee, [key] if changes else ())
         self.caches[lessee, key] = (version + changes, self.contents[key])
 
     @rule(lessee=LESSEES, key=KEYS, runs_home=st.booleans())
