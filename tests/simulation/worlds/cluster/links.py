@@ -208,6 +208,15 @@ class Network:
             for wire in [each for each in self.wires if self._joins(each, one, other)]:
                 self.loop.call_later(SILENCE_S, wire.reset, context=self.loop.world.home)
 
+    def lose_all(self, one: Process, other: Process) -> None:
+        """Lose what is under way from one to the other, and what connects them."""
+        self.cuts.pop((one, other), None)
+        for wire in [each for each in self.wires if self._joins(each, one, other)]:
+            for end in (wire.near, wire.far):
+                if end.process is one:
+                    end.take_all()
+            wire.reset()
+
     def _joins(self, wire: Wire, one: Process, other: Process) -> bool:
         return {wire.near.process, wire.far.process} == {one, other}
 

@@ -20,13 +20,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sublet.functions.errors import UnavailableError
-from sublet.statestore.contract import Commit, Outcome, Recovered, StatesPage
+from sublet.statestore.contract import Commit, OutboxEntry, Outcome, Recovered, StatesPage
 from sublet.statestore.memory import MemoryBackend, MemoryStore
 
 LOSS_SHARE = 0.125
 """How many of the seeds have a Redis that loses data."""
 CONNECT_TIMEOUT_MS = 10_000
 """What clients of these seeds have: the default, after which callers are told at the latest."""
+BETWEEN_MS_MAX = 300
+"""For so long such a message is waited for, and its receiver's word does not get through."""
+BETWEEN_SHARE = 0.4
+"""How many of those seeds lose just what a receiver has taken."""
 HOUR_MS = 3_600_000
 
 
@@ -127,6 +131,54 @@ class Loss(NamedTuple):
     """What happens to a worker at that moment."""
 
 
+class Between:
+    """Waits for a message from one worker to another, and until it is taken."""
+
+    def __init__(
+        self,
+        writer_of: Callable[[str], str | None],
+        on_sent: Callable[[str, str], None],
+        on_taken: Callable[[str, str], None],
+    ) -> None:
+        """Both hear of the workers of sender and receiver: each time that a message is sent which
+        may be it, and once that it is taken."""
+        self._writer_of = writer_of
+        self._on_sent = on_sent
+        self._on_taken = on_taken
+        self._sent: OutboxEntry | None = None
+        self._sender = ""
+        self._workers = ("", "")
+        self._is_over = False
+
+    def committed(self, worker: str, commit: Commit) -> None:
+        if self._is_over:
+            return
+        sent = self._sent
+        if sent is None or commit.partition == self._sender:
+            # Another commit of the sender would be lost, too, and it would hear of the loss.
+            self._look_for_sent(worker, commit)
+        elif commit.partition == sent.destination:
+            self._is_over = commit.inbox.get(self._sender, 0) >= sent.first
+            if self._is_over:
+                self._on_taken(*self._workers)
+
+    def ends(self) -> bool:
+        """Wait no longer; return whether it was taken before."""
+        was_over, self._is_over = self._is_over, True
+        return was_over
+
+    def _look_for_sent(self, worker: str, commit: Commit) -> None:
+        self._sent = None
+        for entry in commit.outbox:
+            # Not that of a client or a reply: those are other channels.
+            receiver = self._writer_of(entry.destination)
+            if receiver is not None and receiver != worker:
+                self._sent, self._sender = entry, commit.partition
+                self._workers = (worker, receiver)
+                self._on_sent(*self._workers)
+                return
+
+
 class Losses:
     """Draws from a stream of its own, so that seeds without it go on to tell the same story."""
 
@@ -136,6 +188,9 @@ class Losses:
         self.late = 0.3 if Random(f"late requests {seed}").random() < 0.5 else 0.0
         """How often a request comes to the store only after it was given up: data may be lost
         meanwhile."""
+        self.are_between = Random(f"taken and lost {seed}").random() < BETWEEN_SHARE
+        """Each time it goes back to a moment between two commits: that a message was sent, and that
+        it was taken. Its sender has not heard of that, and sends it again."""
         self.happened: list[tuple[int, int]] = []
         """Each time: up to when what was stored is kept, and when the rest was lost."""
 

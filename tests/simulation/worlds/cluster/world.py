@@ -55,7 +55,14 @@ from tests.simulation.worlds.cluster.app import (
 )
 from tests.simulation.worlds.cluster.links import Network
 from tests.simulation.worlds.cluster.loop import ClusterLoop, Process
-from tests.simulation.worlds.cluster.loss import CONNECT_TIMEOUT_MS, Loss, Losses, LossyBackend
+from tests.simulation.worlds.cluster.loss import (
+    BETWEEN_MS_MAX,
+    CONNECT_TIMEOUT_MS,
+    Between,
+    Loss,
+    Losses,
+    LossyBackend,
+)
 from tests.simulation.worlds.cluster.releases import Release, Releases
 from tests.simulation.worlds.cluster.sides import SideStory, side_stories
 from tests.simulation.worlds.cluster.store import (
@@ -342,6 +349,7 @@ class ClusterWorld:
         self.network = Network(self.loop, Random(f"network {seed}"))
         self.store_faults = StoreFaults(self.loop, Random(f"store {seed}"))
         self.losses = self._new_losses(seed)
+        self._between: list[Between] = []
         if self.losses.are_there:
             self.store_faults.late = max(self.store_faults.late, self.losses.late)
         self.connect_timeout_ms = CONNECT_TIMEOUT_MS if self.losses.are_there else HOUR_MS
@@ -460,6 +468,8 @@ class ClusterWorld:
         self.oracle.committed_by(worker, commit)
         if outcome is Outcome.DONE:
             self.oracle.written(worker, commit)
+            for between in self._between:
+                between.committed(worker, commit)
         if outcome is Outcome.DONE and commit.partition.rpartition("/")[0] in STORY_FUNCTIONS:
             self.oracle.committed(commit)
 
@@ -753,11 +763,14 @@ class ClusterWorld:
 
     def _plan_loss(self, loss: Loss) -> None:
         restore: list[Callable[[], None]] = []
+        kept_ms = [loss.kept_ms]
 
         def keep() -> None:
             assert isinstance(self.backend, LossyBackend)
             assert isinstance(self.oracle, LossOracle)
-            restore.extend((self.backend.copy(), self.oracle.copy()))
+            restore[:] = [self.backend.copy(), self.oracle.copy()]
+            if self.losses.are_between:
+                kept_ms[0] = self.loop.now_ms
 
         def lose() -> None:
             if not self.faulty:
@@ -767,7 +780,7 @@ class ClusterWorld:
                 each()
             self.redis_clock_ms += loss.clock_ms
             self.news.went_back()
-            self.losses.happened.append((loss.kept_ms, self.loop.now_ms))
+            self.losses.happened.append((kept_ms[0], self.loop.now_ms))
             if loss.beside == "crash":
                 self._crash()
             elif loss.beside == "freeze":
@@ -781,9 +794,37 @@ class ClusterWorld:
             self._later(loss.kept_ms, keep)
         else:
             keep()
+        if self.losses.are_between:
+            self._later(loss.at_ms, self._lose_between, keep, lose)
+            return
         if loss.away_ms:
             self._later(loss.at_ms - loss.away_ms, stop)
         self._later(loss.at_ms, lose)
+
+    def _lose_between(self, keep: Callable[[], None], lose: Callable[[], None]) -> None:
+        """Go back to when the next message was sent, once it is taken and nobody knows that."""
+
+        def process_of(worker: str) -> Process | None:
+            return next(
+                (each.process for each in self.living() if each.process.name == worker), None
+            )
+
+        def sent(sender: str, receiver: str) -> None:
+            keep()
+            ends = process_of(receiver), process_of(sender)
+            if ends[0] is not None and ends[1] is not None:
+                self.network.cut(ends[0], ends[1], BETWEEN_MS_MAX, both=False)
+
+        def taken(sender: str, receiver: str) -> None:
+            self._later(1, lose)
+            ends = process_of(receiver), process_of(sender)
+            if ends[0] is not None and ends[1] is not None:
+                self._later(2, self.network.lose_all, *ends)
+
+        between = Between(self.oracle.writer_of, sent, taken)
+        self._between.append(between)
+        # Not every story gets there: then it loses what any other would.
+        self._later(BETWEEN_MS_MAX, lambda: None if between.ends() else lose())
 
     def _later(self, delay_ms: float, what: Callable[..., None], *arguments: Any) -> None:
         self.loop.call_later(delay_ms / 1000, what, *arguments, context=self.loop.world.home)
