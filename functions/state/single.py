@@ -31,9 +31,9 @@ class SingleRow(Generic[KindT]):
     def __init__(self, kind: KindT, data: bytes | None, clock: StateClock) -> None:
         self._kind = kind
         self._clock = clock
-        self.load(data)
+        self._load(data)
 
-    def load(self, data: bytes | None) -> None:
+    def _load(self, data: bytes | None) -> None:
         """Be what is stored, or nothing."""
         self.undo: Any = NO_UNDO
         self._value: Any = ABSENT if data is None else self._kind.typed.decode(data)

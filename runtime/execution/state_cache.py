@@ -290,7 +290,7 @@ class StateCache:
             cell = cells[key]
             try:
                 if isinstance(cell, SingleRow):
-                    cell.load(value)
+                    cell._load(value)
                     continue
             except StateTypeError as error:
                 cells[key] = self._broken(key, error)
