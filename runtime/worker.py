@@ -72,7 +72,8 @@ SOCKET_PATH_BYTES_MAX = 107
 
 
 class Listening(NamedTuple):
-    """Where a worker listens if its settings do not say."""
+    """Where a worker listens if its settings do not say, or say any free port: one that is started
+    again is found where it was."""
 
     port: int = 0
     """Any free one, if it is taken."""
@@ -121,7 +122,8 @@ class Worker:
         if config.code_version:
             apps = {name.partition("/")[0] for name in functions}
             self.versions = dict.fromkeys(sorted(apps), config.code_version)
-        self.ready = asyncio.Event()
+        self.joined, self.ready = asyncio.Event(), asyncio.Event()
+        """Set once it is a member of the cluster, and once it serves."""
         self.address = ""
         """Where others reach it; not always where it listens."""
         self.local_address = ""
@@ -357,8 +359,8 @@ class Worker:
                     router.accepted,
                     service,
                     host=config.host,
-                    port=self._listening.port if config.port is None else config.port,
-                    or_any_port=config.port is None,
+                    port=config.port or self._listening.port,
+                    or_any_port=not config.port,
                     lane_path=lane_path,
                     limits=link_limits,
                     peers=peers,
@@ -411,7 +413,8 @@ class Worker:
     ) -> AsyncIterator[None]:
         """Serve HTTP, if that was asked for."""
         config, listening = self._config, self._listening
-        port = listening.http_port if config.http_port is None else config.http_port
+        port = config.http_port or listening.http_port
+        port = config.http_port if port is None else port
         if port is None and listening.http_listener is None:
             yield
             return
@@ -439,7 +442,7 @@ class Worker:
             ListenAt(
                 config.host,
                 port or 0,
-                config.http_port is None,
+                not config.http_port,
                 listening.http_listener,
                 listening.http_front,
             ),
@@ -739,6 +742,8 @@ class Worker:
         _log.debug(event, partition=partition, **told)
 
     async def _announce(self, membership: Membership) -> None:
+        await membership.joined.wait()
+        self.joined.set()
         await membership.ready.wait()
         self.ready.set()
         http = {"http": self.http_address} if self.http_address else {}

@@ -6,7 +6,8 @@ ready, and takes its end for the end of the supervisor, so that a supervisor tha
 no orphans. Workers that die are started again, within a budget.
 
 How many there are may change: the worker that controls the scaling asks for more on its socket, and
-those that are drained end for good. Who has asked with a higher token is obeyed, nobody else.
+those that are drained end for good. Who has asked with a higher token is obeyed, nobody else. One
+that does not join in time is ended: whoever has asked for it does not wait for it any more.
 
 Where there may be none, the supervisor keeps the ports (`front`), and starts a worker when somebody
 waits for one or something is due (`waking`).
@@ -39,6 +40,7 @@ from sublet.runtime.scaling.actuators import (
     FailedNote,
     HeldNote,
     HoldNote,
+    JoinedNote,
     ReadyNote,
     RestNote,
     StartNote,
@@ -187,7 +189,13 @@ class Launches:
         self._workers_max = workers_max
         self._token = 0
         """The highest that was seen."""
-        self._known: dict[str, None] = {}
+        self._known: dict[str, str] = {}
+        """To why it has come to nothing, if it has."""
+
+    def failed(self, launch: str, reason: str) -> None:
+        """A launch has come to nothing. Who asks for it again may not have heard of it."""
+        if launch in self._known:
+            self._known[launch] = reason
 
     def asked(
         self, note: StartNote, running: Collection[int], leaving: Collection[int]
@@ -204,12 +212,14 @@ class Launches:
         refused: dict[str, str] = {}
         for launch in note.launches:
             if launch in self._known:
+                if reason := self._known[launch]:
+                    refused[launch] = reason
                 continue
             if len(starts) >= room:
                 refused[launch] = f"the supervisor runs {self._workers_max} workers, its maximum"
                 continue
             starts[launch] = next(free)
-            self._known[launch] = None
+            self._known[launch] = ""
             while len(self._known) > LAUNCHES_KEPT_MAX:
                 del self._known[next(iter(self._known))]
         return starts, refused
@@ -399,6 +409,7 @@ class Supervisor:
         except GaveUpError as error:
             self._on_event(index, f"{error}; the other workers continue")
             self.notes.pop(index, None)
+            self._launches.failed(launch, str(error))
             self._tell_failed(launch, str(error))
 
     def _tell_failed(self, launch: str, reason: str) -> None:
@@ -457,7 +468,8 @@ class Supervisor:
                     await self._stopping.wait()
 
     async def _run_once(self, index: int, launch: str) -> int:
-        """Run one process to its end and return its exit status."""
+        """Run one process to its end and return its exit status. Raises `GaveUpError` if it did not
+        join in time."""
         here, there = socket.socketpair()
         try:
             with there:
@@ -480,18 +492,22 @@ class Supervisor:
             self._starting_s = time.time()
         reader, writer = await asyncio.open_connection(sock=here, limit=NOTE_BYTES_MAX)
         self._lines[index] = writer
+        start = _Start()
+        if launch.startswith(FIRST_LAUNCH):
+            start.joined.set()  # Who has typed the command sees whether it goes on.
         try:
             async with asyncio.TaskGroup() as tasks:
                 output = tasks.create_task(self._forward(index, process))
-                notes = tasks.create_task(self._listen(index, reader))
+                notes = tasks.create_task(self._listen(index, reader, start.joined))
                 stopper = tasks.create_task(self._stop_when_asked(process))
+                ending = tasks.create_task(self._end_if_late(process, start))
                 status = await process.wait()
                 stopper.cancel()
+                ending.cancel()
                 # What a worker left behind may hold the other end of the pipe for ever.
                 await asyncio.wait((output, notes), timeout=_OUTPUT_GRACE_S)
                 output.cancel()
                 notes.cancel()
-            return status
         finally:
             del self._lines[index]
             if self._fronts is not None:
@@ -499,8 +515,15 @@ class Supervisor:
             writer.close()
             await self._end(process)
             del self._processes[index]
+        if start.is_late and not self._stopping.is_set():
+            timeout_s = self._launch.config.start_timeout_s
+            text = f"worker {index + 1} did not join within {timeout_s:g} s and was ended"
+            raise GaveUpError(f"{text}; its log above may say why")
+        return status
 
-    async def _listen(self, index: int, reader: asyncio.StreamReader) -> None:
+    async def _listen(
+        self, index: int, reader: asyncio.StreamReader, joined: asyncio.Event
+    ) -> None:
         # A worker that is killed resets the connection.
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
@@ -512,6 +535,8 @@ class Supervisor:
                         self._hold(index, note)
                     case RestNote():
                         self._rested[index] = note
+                    case JoinedNote():
+                        joined.set()
                     case ReadyNote():
                         self._is_ready(index, note)
 
@@ -549,17 +574,35 @@ class Supervisor:
         await self._stopping.wait()
         await self._end(process)
 
-    async def _end(self, process: Process) -> None:
+    async def _end_if_late(self, process: Process, start: _Start) -> None:
+        """End a process that has not joined in time. It has nothing to hand over."""
+        try:
+            async with asyncio.timeout(self._launch.config.start_timeout_s):
+                await start.joined.wait()
+        except TimeoutError:
+            start.is_late = True
+            await self._end(process, self._launch.stop_grace_s)
+
+    async def _end(self, process: Process, timeout_s: float | None = None) -> None:
         """Ask a process to leave, then make it."""
         if process.returncode is not None:
             return
         _signal(process, signal.SIGTERM)
         try:
-            async with asyncio.timeout(self._launch.stop_timeout_s):
+            async with asyncio.timeout(timeout_s or self._launch.stop_timeout_s):
                 await process.wait()
         except TimeoutError:
             _signal(process, signal.SIGKILL)
             await process.wait()
+
+
+class _Start:
+    """How far a process has come."""
+
+    def __init__(self) -> None:
+        self.joined = asyncio.Event()
+        self.is_late = False
+        """It had not joined in time, and is ended."""
 
 
 class _Fronts:

@@ -215,6 +215,8 @@ class Membership:
         placement_wait_s: float,
         is_gone: Callable[[Member, str], bool] = process_is_gone,
     ) -> None:
+        self.joined = asyncio.Event()
+        """Set once it has become a member, for the first time."""
         self.ready = asyncio.Event()
         """Set once every partition has a living owner, and all of our own are here."""
         self.view: View | None = None
@@ -241,7 +243,6 @@ class Membership:
         self._workers_expected = workers_expected
         self._placement_wait_s = placement_wait_s
         self._loop = asyncio.get_running_loop()
-        self._has_joined = False
         self._joined_s = 0.0
         self._beaten_s = 0.0
         self._beat = 0
@@ -408,10 +409,10 @@ class Membership:
                     raise
                 gone.update(error.members)
         self.problem = ""
-        if not self._has_joined:
+        if not self.joined.is_set():
             self._tell_joined(view, gone)
             # It is one of them now, and stays it, also if it has to join again.
-            self._has_joined = True
+            self.joined.set()
             self._member = msgspec.structs.replace(self._member, upgrade=True)
         self._joined_s = self._beaten_s = self._loop.time()
         self._beat = view.members[self._member.id].beat

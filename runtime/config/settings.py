@@ -206,8 +206,8 @@ class WorkerConfig:
     price_request: float = 0.0
     """What starting an instance costs."""
     start_timeout_s: float = 60.0
-    """With `scaling`: a worker that was asked for and has not joined after this long is started
-    once more, then given up."""
+    """With `scaling`: a worker that was asked for and has not joined after this long is ended, and
+    started once more, then given up."""
     price_worker_hour: float = 0.0
     """What a worker costs for an hour, in any currency. Not set: money is not counted."""
     spend_cap: str = ""

@@ -95,6 +95,10 @@ class ReadyNote(msgspec.Struct, frozen=True, kw_only=True, tag="ready", tag_fiel
     """It was drained and is about to end, for good."""
 
 
+class JoinedNote(msgspec.Struct, frozen=True, kw_only=True, tag="joined", tag_field="note"):
+    """A worker has become a member of its cluster; it may be long before it is ready."""
+
+
 class StartNote(msgspec.Struct, frozen=True, kw_only=True, tag="start", tag_field="note"):
     """What the controller wants of the supervisor of its worker."""
 
@@ -128,7 +132,7 @@ class FailedNote(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_fi
     reason: str
 
 
-WorkerNote = ReadyNote | StartNote | HoldNote | RestNote
+WorkerNote = JoinedNote | ReadyNote | StartNote | HoldNote | RestNote
 SupervisorNote = FailedNote | HeldNote
 
 

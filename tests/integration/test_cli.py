@@ -1056,6 +1056,28 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
         running.end()
 
 
+@pytest.mark.parametrize("ports", [(), ("--port", "0", "--http-port", "0")])
+def test_a_killed_worker_comes_back_where_callers_know_it(
+    tmp_path: Path, ports: tuple[str, ...]
+) -> None:
+    """Whoever knows only this worker, and has heard of no other yet, has nowhere else to ask."""
+    running = Cluster(tmp_path, "--workers", "1", "--log-format", "json", *ports)
+    try:
+        before = json.loads(running.wait_for('"ready"'))
+        assert running.ask("call", "add", "kept", "41").stdout == "41\n"
+        os.kill(before["pid"], signal.SIGKILL)
+        running.wait_for("restarting in")
+        after = json.loads(running.wait_for('"ready"'))
+
+        assert after["pid"] != before["pid"]
+        where = ("address", "http")
+        assert [after[each] for each in where] == [before[each] for each in where]
+        asked = sublet("call", "add", "kept", "1", "--connect", before["address"])
+        assert asked.stdout == "42\n"
+    finally:
+        running.end()
+
+
 def test_a_run_that_is_asked_to_stop_leaves_no_process(tmp_path: Path) -> None:
     running = Cluster(tmp_path, "--log-format", "json")
     try:

@@ -43,6 +43,7 @@ from sublet.runtime.scaling.actuators import (
     Actuator,
     ActuatorError,
     FailedNote,
+    JoinedNote,
     ReadyNote,
     SendNote,
     SupervisorActuator,
@@ -469,6 +470,8 @@ async def _watch(
 
 
 async def _tell(worker: Worker, functions: list[str], send: SendNote) -> None:
+    await worker.joined.wait()
+    await send(JoinedNote())
     await worker.ready.wait()
     note = ReadyNote(
         address=worker.address,

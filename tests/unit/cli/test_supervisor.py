@@ -105,6 +105,16 @@ def test_a_launch_is_started_once_as_the_worker_with_the_smallest_free_index() -
     assert launches.asked(want("1-2"), {0}, ()) == ({}, {})
 
 
+def test_who_asks_again_for_what_has_come_to_nothing_is_told_so() -> None:
+    """Nobody led when it failed, and so nobody heard of it."""
+    launches = Launches(workers_max=4)
+    launches.asked(want("1-1", "1-2"), {0}, ())
+    launches.failed("1-1", "it crashed")
+    launches.failed("first-1", "nobody has asked for this one")
+
+    assert launches.asked(want("1-1", "1-2", token=2), {0, 2}, ()) == ({}, {"1-1": "it crashed"})
+
+
 def test_who_asks_with_an_old_token_is_not_obeyed() -> None:
     launches = Launches(workers_max=4)
     launches.asked(want(token=5), {0}, ())
