@@ -37,7 +37,7 @@ from tests.chaos.schedule import (
     episodes,
     one_of_each,
 )
-from tests.chaos.site import CLIENT_HOST, hosts_of
+from tests.chaos.site import CLIENT_HOST, CONTROLLED, hosts_of
 from tests.network import Network, missing, network
 
 PROJECT = Path(__file__).parents[2]
@@ -130,6 +130,7 @@ def play(
         workers=options.workers,
         kinds=kinds_of(options.kinds, net is not None or schedule_has_network),
         member_term_s=options.member_term_ms / 1000.0,
+        controlled=CONTROLLED,
     )
     schedule = chosen_episodes(options, terms)
     if options.show_schedule:

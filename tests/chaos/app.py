@@ -6,13 +6,19 @@ States are bounded however long the load lasts: last numbers, sums and digests i
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from xxhash import xxh64_intdigest
 
 from sublet import App, Context, Retry, Sum, TumblingWindow
+from sublet.scheduler.scaling.actions import Action, AddWorkers, DrainWorker, Outcome, Slot
+from sublet.scheduler.scaling.policy import scaling_policy
+from sublet.scheduler.scaling.view import ClusterView
 
 app = App("chaos", partitions=4)
 
@@ -28,6 +34,10 @@ WINDOW_MS = 1_000
 SOURCES = ("left", "right")
 DIGEST_MODULUS = 2**62
 HUBS = 8
+PLACED = "slot-"
+"""Begins the launch of a worker that is always there, or comes by itself."""
+WANTED = "CHAOS_WANTED"
+"""The variable that names the file with how many workers the controller wants beside those."""
 FAR_AWAY_MS = 10**12
 """The time of an event that only asks: no watermark of the load comes near."""
 
@@ -237,6 +247,30 @@ def steps(ctx: Context, stamp: Stamp) -> Line:
     if stamp.number:
         time.sleep(LENT_TAKES_S)
     return _take(ctx, stamp)
+
+
+# Workers that come and go
+
+
+@scaling_policy("told")
+class Told:
+    """Wants as many workers as a file says, beside those that faults happen to."""
+
+    slot = Slot.WORKERS
+    period_ms = 1_000.0
+
+    def decide(self, cluster: ClusterView, now_ms: float) -> Sequence[Action]:
+        wanted = int(Path(os.environ[WANTED]).read_text())
+        own = [each for each in cluster.serving if not each.facts.launch.startswith(PLACED)]
+        missing = wanted - len(own) - cluster.starting
+        because = f"{wanted} are wanted"
+        if missing > 0:
+            return [AddWorkers(count=missing, because=because)]
+        leaving = cluster.dispensable(own[::-1], -missing)
+        return [DrainWorker(worker=each.id, because=because) for each in leaving]
+
+    def ended(self, action: Action, outcome: Outcome, now_ms: float) -> None:
+        pass
 
 
 # Questions that change nothing, for probes

@@ -12,10 +12,12 @@ import msgspec
 
 from tests.chaos.recovery import Recoveries
 from tests.chaos.schedule import OUTAGES, Episode, Fault
-from tests.chaos.site import CLIENT_HOST, REDIS_HOST, Site, host_of
+from tests.chaos.site import CLIENT_HOST, REDIS_HOST, Site, host_of, until
 
 SLOW_KILOBITS_PER_S = 512
 FAST_KILOBITS_PER_S = 10_000_000
+SCALED_WAIT_S = 90.0
+"""So long the controller has to get what it wants, whatever else happens."""
 
 
 class Happened(msgspec.Struct, frozen=True):
@@ -36,6 +38,8 @@ class Faults:
         self._begin_s = time.monotonic()
         # The schedule cannot know how long it takes to read its data again.
         self._redis_turn = asyncio.Lock()
+        # Nor when workers that are wanted have joined, and left.
+        self._scaling_turn = asyncio.Lock()
         # Nor how long a worker takes to end; meanwhile nobody else may put one in its place.
         self._slot_turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -55,6 +59,9 @@ class Faults:
             case "kill" | "freeze" | "drain" | "join":
                 async with self._slot_turns[fault.slot]:
                     await self._do_to_worker(fault)
+            case "scale-out":
+                async with self._scaling_turn:
+                    await self._scale(fault)
             case "redis-kill":
                 async with self._redis_turn:
                     await self._around(fault, self._site.redis.kill, self._site.redis.start)
@@ -115,6 +122,20 @@ class Faults:
         await asyncio.sleep(fault.duration_s)
         self._recoveries.fault("drain", time.monotonic())
         await self._site.drain_worker(fault.slot)
+
+    async def _scale(self, fault: Fault) -> None:
+        """Have the controller add workers and, after a while, drain them."""
+        controlled, site = self._site.controlled, self._site
+        self._recoveries.fault("scale-out", time.monotonic())
+        controlled.want(fault.count)
+        if not await until(lambda: controlled.joined >= fault.count, SCALED_WAIT_S):
+            site.problems.append(f"{fault.count} workers were wanted, and have not joined")
+        await asyncio.sleep(fault.duration_s)
+        self._recoveries.fault("scale-in", time.monotonic())
+        controlled.want(0)
+        if not await until(lambda: not controlled.launched, SCALED_WAIT_S):
+            left = sorted(controlled.launched)
+            site.problems.append(f"workers were to be drained, and are there: {left}")
 
     async def _around(
         self, fault: Fault, begin: Callable[[], None], end: Callable[[], None]

@@ -48,7 +48,8 @@ def status_line(state: State) -> str:
     memory = max(state.memory_bytes, default=0) / MEBIBYTE
     return (
         f"{state.phase} · kills {faults['kill']} · freezes "
-        f"{faults['freeze'] + faults['redis-freeze']} · cuts {cuts} · restarts {restarts} · "
+        f"{faults['freeze'] + faults['redis-freeze']} · cuts {cuts} · restarts {restarts} · scaled "
+        f"{faults['scale-out']} · "
         f"answers {state.answered:,} · problems {state.problem_count} · recovery p50 "
         f"{percentile(seconds, 0.5):.1f} s, p99 {percentile(seconds, 0.99):.1f} s, max "
         f"{max(seconds, default=0.0):.1f} s · memory {memory:.0f} MiB"
@@ -121,7 +122,8 @@ def markdown(result: Result) -> str:
         "Until every partition has answered a question that was asked after the fault. Outages",
         "(redis-kill, redis-freeze, cut-client) count from their end, all others from their",
         f"beginning; faults that met an outage count from its end, apart (`{MOVED}`). `wake` is a",
-        f"frozen worker that goes on, `heal` the end of a cut. The goal: p99 below {GOAL_S:g} s.",
+        "frozen worker that goes on, `heal` the end of a cut; `scale-in` is when workers that the",
+        f"controller has added at `scale-out` are to leave. The goal: p99 below {GOAL_S:g} s.",
         "",
         "| after | times | p50 s | p99 s | max s |",
         "|---|---|---|---|---|",

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -31,12 +31,11 @@ from tests.chaos.prober import Prober
 from tests.chaos.reading import follow_egresses, read_found
 from tests.chaos.recovery import Recoveries, Recovery
 from tests.chaos.schedule import Episode
-from tests.chaos.site import Site
+from tests.chaos.site import Site, until
 from tests.chaos.workloads import ROUNDS_PER_S
 from tests.integration.cluster import PATIENCE_S, PROJECT
 from tests.network import Network
 
-LOOK_EVERY_S = 0.05
 LOOK_AFTER_EVERY_S = 0.5
 START_WAIT_S = 60.0
 CALM_S = 2.0
@@ -226,7 +225,7 @@ class Run:
         for load in self._loads:
             await load.start()
             tasks.create_task(load.follow())
-        if not await _until(self._is_loaded, START_WAIT_S):
+        if not await until(self._is_loaded, START_WAIT_S):
             raise RuntimeError("the load has no answers; see the logs")
         self._loaded_s = time.monotonic()
 
@@ -247,7 +246,7 @@ class Run:
         self._loaded_s = time.monotonic() - self._loaded_s
 
     async def _until_recovered(self, wait_s: float) -> None:
-        await _until(lambda: self._recoveries.are_all_done, wait_s)
+        await until(lambda: self._recoveries.are_all_done, wait_s)
         self._recoveries.give_up(time.monotonic())
 
     def _answered(self, partition: str, asked_s: float, now_s: float) -> None:
@@ -330,12 +329,3 @@ class Run:
             leases=leases,
             violations=self._violations,
         )
-
-
-async def _until(happened: Callable[[], bool], wait_s: float) -> bool:
-    """Wait for something, but not for ever; return whether it has happened."""
-    for _ in range(int(wait_s / LOOK_EVERY_S)):
-        if happened():
-            return True
-        await asyncio.sleep(LOOK_EVERY_S)
-    return happened()

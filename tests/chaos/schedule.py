@@ -18,6 +18,7 @@ Kind = Literal[
     "freeze",
     "drain",
     "join",
+    "scale-out",
     "redis-kill",
     "redis-freeze",
     "cut-peer",
@@ -30,7 +31,15 @@ Kind = Literal[
     "slow",
     "lossy",
 ]
-PLAIN: tuple[Kind, ...] = ("kill", "freeze", "drain", "join", "redis-kill", "redis-freeze")
+PLAIN: tuple[Kind, ...] = (
+    "kill",
+    "freeze",
+    "drain",
+    "join",
+    "scale-out",
+    "redis-kill",
+    "redis-freeze",
+)
 NETWORK: tuple[Kind, ...] = (
     "cut-peer",
     "cut-peer-one-way",
@@ -60,11 +69,14 @@ class Fault(msgspec.Struct, frozen=True):
     kind: Kind
     at_s: float
     duration_s: float
-    """Until it is undone: the dead one started again, the frozen one woken, the cut healed."""
+    """Until it is undone: the dead one started again, the frozen one woken, the cut healed; from
+    when workers that were added have joined until they are to leave."""
     slot: int = -1
     """The worker that it happens to; -1: it happens to none."""
     other: int = -1
     """The second worker, of a cut between two."""
+    count: int = 0
+    """How many workers the controller adds, and drains afterwards."""
 
     @property
     def end_s(self) -> float:
@@ -82,6 +94,8 @@ class Terms(msgspec.Struct, frozen=True):
     workers: int
     kinds: Sequence[Kind]
     member_term_s: float
+    controlled: int = 2
+    """Workers that the controller may add at once."""
 
     def __post_init__(self) -> None:
         if self.workers < 3:
@@ -158,6 +172,7 @@ class _Free:
     def __init__(self, workers: int, restart_s: float, well_min: int) -> None:
         self.workers_s = [0.0] * workers
         self.spare_s = 0.0
+        self.scaling_s = 0.0
         self.redis_s = 0.0
         self.relay_s = 0.0
         """The network has one relay that loses packets."""
@@ -183,6 +198,11 @@ def _fault(
             return None
         free.spare_s = busy_until_s + free.restart_s
         return Fault(kind, at_s, duration_s, terms.spare_slot)
+    if kind == "scale-out":
+        if free.scaling_s > at_s:
+            return None
+        free.scaling_s = busy_until_s + free.restart_s
+        return Fault(kind, at_s, duration_s, count=chance.randint(1, terms.controlled))
     if kind == "lossy" and free.relay_s > at_s:
         return None
     wanted = 2 if kind.startswith("cut-peer") else 1
@@ -205,6 +225,8 @@ def _durations_s(kind: Kind, member_term_s: float) -> tuple[float, float]:
             return 1.2 * member_term_s, 3.0 * member_term_s
         case "join":
             return 3.0, 8.0
+        case "scale-out":
+            return 0.0, 4.0
         case "redis-kill":
             return 0.0, 2.5
         case "redis-freeze":

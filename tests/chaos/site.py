@@ -1,15 +1,17 @@
 """Where it all runs: Redis, workers in slots, and the network between them if there is one.
 
-A slot keeps its address, whichever worker is in it, as a machine does. The last one is spare.
+A slot keeps its address, whichever worker is in it, as a machine does. The last one is spare; after
+it come those of workers that only the controller starts and drains (`controlled`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.chaos.app import app
+from tests.chaos.app import PLACED, WANTED, app
+from tests.chaos.controlled import Controlled
 from tests.integration.cluster import PATIENCE_S, WorkerProcess
 from tests.network import Network
 from tests.ports import free_ports
@@ -20,6 +22,9 @@ REDIS_HOST = "redis"
 CLIENT_HOST = "client"
 GRPC_PORT = 7337
 HTTP_PORT = 8080
+LOOK_EVERY_S = 0.05
+CONTROLLED = 2
+"""Workers that the controller may want at once."""
 
 
 def host_of(slot: int) -> str:
@@ -29,7 +34,7 @@ def host_of(slot: int) -> str:
 
 def hosts_of(slots: int) -> list[str]:
     """Return the hosts that a site of so many slots needs; it runs itself on the client's."""
-    return [*map(host_of, range(slots)), REDIS_HOST, CLIENT_HOST]
+    return [*map(host_of, range(slots + CONTROLLED)), REDIS_HOST, CLIENT_HOST]
 
 
 class Site:
@@ -42,13 +47,18 @@ class Site:
     ) -> None:
         self.folder = folder
         self.network = network
-        self.workers: list[WorkerProcess | None] = [None] * slots
+        self.workers: list[WorkerProcess | None] = [None] * (slots + CONTROLLED)
         self.problems: list[str] = []
         self.memory_max_bytes = 0
         self.redis = self._redis()
-        places = self._places(slots)
-        self.addresses = [f"{host}:{port}" for host, port, _ in places]
-        self.http_urls = [f"http://{host}:{port}" for host, _, port in places]
+        places = self._places(slots + CONTROLLED)
+        # Callers find those that the controller wants by themselves.
+        self.addresses = [f"{host}:{port}" for host, port, _ in places[:slots]]
+        self.http_urls = [f"http://{host}:{port}" for host, _, port in places[:slots]]
+        wanted = folder / "wanted"
+        self.controlled = Controlled(
+            range(slots, slots + CONTROLLED), wanted, lambda slot, _: self.start_worker(slot)
+        )
         self._environments = [
             {
                 "SUBLET_LOG_LEVEL": "info",
@@ -63,6 +73,9 @@ class Site:
                 "SUBLET_ALLOW_REMOTE": "1",
                 # Unix sockets would pass between hosts, whatever is cut.
                 "SUBLET_LANE": "0" if network else "1",
+                "SUBLET_SCALING": "told",
+                "SUBLET_WORKERS_MAX": str(slots + CONTROLLED),
+                WANTED: str(wanted),
                 **{f"SUBLET_{name.upper()}": str(value) for name, value in settings.items()},
             }
             for host, grpc_port, http_port in places
@@ -103,7 +116,12 @@ class Site:
         prefix = self.network.command(host_of(slot), []) if self.network else ()
         environment = {**self._environments[slot], "SUBLET_WORKERS_EXPECTED": str(expected)}
         log = self.folder / f"worker-{slot}.log"
-        self.workers[slot] = WorkerProcess(TARGET, environment, log, prefix)
+        launch = self.controlled.launched.get(slot, f"{PLACED}{slot}")
+        with self.controlled.connect(slot) as line:
+            options = ("--supervisor-fd", str(line.fileno()), "--launch", launch)
+            self.workers[slot] = WorkerProcess(
+                TARGET, environment, log, prefix, options, [line.fileno()]
+            )
 
     def running(self, slot: int) -> WorkerProcess | None:
         """Return the worker in a slot, if it runs."""
@@ -144,12 +162,23 @@ class Site:
         for slot, worker in enumerate(self.workers):
             if worker is None or not worker.is_wanted:
                 continue
-            if worker.is_running:
+            if slot in self.controlled.drained:
+                self._look_after_drained(slot, worker)
+            elif worker.is_running:
                 self.memory_max_bytes = max(self.memory_max_bytes, worker.memory_bytes())
             else:
                 self.problems.append(f"worker {slot} (pid {worker.pid}) ended by itself")
                 worker.end()
                 self.start_worker(slot)
+
+    def _look_after_drained(self, slot: int, worker: WorkerProcess) -> None:
+        if worker.is_running:
+            return
+        if worker.exit_code:
+            text = f"worker {slot} (pid {worker.pid}) was drained and ended with"
+            self.problems.append(f"{text} {worker.exit_code}")
+        self.workers[slot] = None
+        self.controlled.left(slot)
 
     @property
     def memory_bytes(self) -> list[int]:
@@ -161,4 +190,14 @@ class Site:
         for worker in self.workers:
             if worker is not None:
                 worker.end()
+        self.controlled.close()
         self.redis.kill()
+
+
+async def until(happened: Callable[[], bool], wait_s: float) -> bool:
+    """Wait for something, but not for ever; return whether it has happened."""
+    for _ in range(int(wait_s / LOOK_EVERY_S)):
+        if happened():
+            return True
+        await asyncio.sleep(LOOK_EVERY_S)
+    return happened()

@@ -46,12 +46,15 @@ class WorkerProcess:
         environment: Mapping[str, str],
         log: Path,
         prefix: Sequence[str] = (),
+        options: Sequence[str] = (),
+        inherited: Sequence[int] = (),
     ) -> None:
-        """`prefix` is a command that becomes the one behind it, such as `ip netns exec`."""
+        """`prefix` is a command that becomes the one behind it, such as `ip netns exec`; the
+        worker gets these options, and files that are `inherited`."""
         variables = {**os.environ, **environment}
         self._process = (
-            _start_by(prefix, target, variables, log)
-            if prefix
+            _start_by(prefix, [target, *options], variables, log, inherited)
+            if prefix or options
             else start_worker(target, variables, log)
         )
         self.address = ""
@@ -66,6 +69,11 @@ class WorkerProcess:
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None as long as it runs."""
+        return self._process.poll()
 
     def kill(self) -> None:
         """`kill -9`: nothing is flushed, nobody is told."""
@@ -102,11 +110,16 @@ class WorkerProcess:
 
 
 def _start_by(
-    prefix: Sequence[str], target: str, environment: Mapping[str, str], log: Path
+    prefix: Sequence[str],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    inherited: Sequence[int],
 ) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
-            [*prefix, sys.executable, "-m", "sublet", "worker", target],
+            [*prefix, sys.executable, "-m", "sublet", "worker", *arguments],
+            pass_fds=inherited,
             env=environment,
             cwd=PROJECT,
             stdin=subprocess.DEVNULL,

@@ -61,6 +61,17 @@ def test_cuts_between_workers_name_two_of_them() -> None:
                 assert fault.other == -1
 
 
+def test_the_controller_adds_workers_and_drains_them_before_it_adds_others() -> None:
+    for episode in first_episodes(5):
+        until_s = 0.0
+        for fault in episode.faults:
+            assert bool(fault.count) is (fault.kind == "scale-out")
+            if fault.kind == "scale-out":
+                assert 1 <= fault.count <= TERMS.controlled
+                assert fault.at_s > until_s
+                until_s = fault.end_s
+
+
 def test_a_short_run_has_every_kind_once() -> None:
     kinds = [fault.kind for fault in one_of_each(1, TERMS, 1.0).faults]
     assert sorted(kinds) == sorted(TERMS.kinds)
