@@ -3,7 +3,7 @@
 A test is a coroutine function of one argument, the `Hosts` among which it runs, under `@on_host`.
 pytest sees an ordinary test that needs the fixture `host_process`: this starts Python on the host
 `client` once, which then runs test after test with the same Redis, workers, client and load. After
-one that has failed, all of these are made anew.
+one that has failed, all of these are made anew. Tests that need others name them: `@on(Others)`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Protocol
 
 import structlog
 
@@ -36,6 +37,19 @@ HOSTS = [*WORKERS, "redis", "client"]
 SILENCE_S = 0.6
 TEST_WAIT_S = 200.0
 END_WAIT_S = 20.0
+
+
+class Surroundings(Protocol):
+    """What tests find on the hosts; made with the network and a folder."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    @property
+    def log(self) -> str:
+        """What workers wrote."""
+        ...
 
 
 class HostCluster(Cluster):
@@ -110,6 +124,10 @@ class Hosts:
         self.net.heal()
         await self._stack.aclose()
 
+    @property
+    def log(self) -> str:
+        return self.cluster.log
+
     def client(self, *workers: str, connect_timeout: str = "20s") -> Client:
         """Return a client that was told the addresses of these workers, or of all."""
         limits = LinkLimits(silence_s=SILENCE_S)
@@ -155,20 +173,31 @@ class Hosts:
         await load.check()
 
 
-Scenario = Callable[[Hosts], Awaitable[None]]
+Scenario = Callable[[Any], Awaitable[None]]
 
 
-def on_host(scenario: Scenario) -> Callable[[HostProcess], None]:
-    """Make a test of a coroutine function, which runs on the host `client`."""
+def on(
+    surroundings: Callable[[Network, Path], Surroundings],
+) -> Callable[[Scenario], Callable[[HostProcess], None]]:
+    """Make a test of a coroutine function, which runs on the host `client` and is given these."""
 
-    def test(host_process: HostProcess) -> None:
-        host_process.run(scenario)
+    def made(scenario: Scenario) -> Callable[[HostProcess], None]:
+        def test(host_process: HostProcess) -> None:
+            host_process.run(scenario)
 
-    test.__name__ = test.__qualname__ = scenario.__name__
-    test.__doc__ = scenario.__doc__
-    test.__module__ = scenario.__module__
-    test.scenario = scenario  # type: ignore[attr-defined]  # For the process on the host.
-    return test
+        test.__name__ = test.__qualname__ = scenario.__name__
+        test.__doc__ = scenario.__doc__
+        test.__module__ = scenario.__module__
+        # For the process on the host.
+        test.scenario = scenario  # type: ignore[attr-defined]
+        test.surroundings = surroundings  # type: ignore[attr-defined]
+        return test
+
+    return made
+
+
+def on_host(scenario: Callable[[Hosts], Awaitable[None]]) -> Callable[[HostProcess], None]:
+    return on(Hosts)(scenario)
 
 
 class HostProcess:
@@ -211,23 +240,23 @@ class HostProcess:
 
 async def _serve(net: Network, folder: Path) -> None:
     """Run what is asked for, one scenario after the other, until the input ends."""
-    hosts: Hosts | None = None
+    hosts: Surroundings | None = None
     number = 0
     while line := await asyncio.to_thread(sys.stdin.readline):
         module, name = json.loads(line)
-        scenario = getattr(importlib.import_module(module), name).scenario
+        test = getattr(importlib.import_module(module), name)
         failure = ""
         try:
             async with asyncio.timeout(TEST_WAIT_S):
                 if hosts is None:
                     number += 1
-                    hosts = Hosts(net, folder / str(number))
+                    hosts = test.surroundings(net, folder / str(number))
                     await hosts.start()
-                await scenario(hosts)
+                await test.scenario(hosts)
         except Exception:
             failure = traceback.format_exc()
             if hosts is not None:
-                failure += f"the workers wrote:\n{hosts.cluster.log[-6_000:]}"
+                failure += f"the workers wrote:\n{hosts.log[-6_000:]}"
                 await hosts.close()
                 hosts = None
         sys.stdout.write(json.dumps(failure) + "\n")
