@@ -243,7 +243,7 @@ def run(
 
 @cli.command()
 @with_settings(*_WORKER_FLAGS, "workers_expected", "scaling", *_LOG_FLAGS)
-def worker(
+def worker(  # noqa: PLR0913  # Each is an option.
     app: Target = None,
     supervisor_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     prefer_port: Annotated[int, typer.Option(hidden=True)] = 0,
@@ -251,6 +251,7 @@ def worker(
     http_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     launch: Annotated[str, typer.Option(hidden=True)] = "",
     front_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    standby: Annotated[bool, typer.Option(hidden=True)] = False,
     **flags: Any,
 ) -> None:
     """Run one worker process in the foreground.
@@ -262,7 +263,7 @@ def worker(
     from sublet.runtime.cli.commands import run as run_commands
 
     given = run_commands.Given(
-        supervisor_fd, prefer_port, prefer_http_port, http_fd, launch, front_fd
+        supervisor_fd, prefer_port, prefer_http_port, http_fd, launch, front_fd, standby
     )
     run_commands.run_worker(app, flags, given)
 

@@ -10,7 +10,8 @@ those that are drained end for good. Who has asked with a higher token is obeyed
 that does not join in time is ended: whoever has asked for it does not wait for it any more.
 
 Where there may be none, the supervisor keeps the ports (`front`), and starts a worker when somebody
-waits for one or something is due (`waking`).
+waits for one or something is due (`waking`). Meanwhile the process of that worker stands by, with
+all imported but the app.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from sublet.runtime.config.addresses import is_wildcard_host, joined
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, environment_of
 from sublet.runtime.scaling.actuators import (
     FailedNote,
+    GoNote,
     HeldNote,
     HoldNote,
     JoinedNote,
@@ -136,7 +138,9 @@ class Launch:
     def workers_max(self) -> int:
         return max(self.workers, self.config.workers_max) if self.config.scaling else self.workers
 
-    def command(self, index: int, supervisor_fd: int, launch: str = "") -> list[str]:
+    def command(
+        self, index: int, supervisor_fd: int, launch: str = "", *, standby: bool = False
+    ) -> list[str]:
         named = launch and self.config.scales
         front = self.front.http if self.front is not None else None
         return [
@@ -145,6 +149,7 @@ class Launch:
             *(("--launch", launch) if named else ()),
             *self.door(index).options,
             *(() if front is None else ("--front-fd", str(front.fileno()))),
+            *(("--standby",) if standby else ()),
         ]
 
     @property
@@ -254,6 +259,7 @@ class Supervisor:
         self._waking = Waking()
         self._woken = 0
         """Workers that were started because one was needed."""
+        self._standby: _Standby | None = None
         self._was_ready = False
         self._changed = asyncio.Event()
         self._starting_s: float | None = None
@@ -339,12 +345,33 @@ class Supervisor:
     def _look(self) -> None:
         self._changed.set()
 
+    @contextlib.asynccontextmanager
+    async def _standing_by(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            if self._standby is not None:
+                await self._standby.end()
+
+    async def _stand_by(self) -> None:
+        """While there is no worker, have the process of the next one wait."""
+        if self._kept or self._standby is not None or not self._launch.config.standby:
+            return
+        launch = self._next_wake
+        process, line = await self._start(0, launch, standby=True)
+        self._standby = _Standby(launch, process, line)
+
+    @property
+    def _next_wake(self) -> str:
+        return f"{WAKE_LAUNCH}{self._woken + 1}"
+
     async def _keep_front(self, fronts: _Fronts) -> None:
         """Let those wait who come while there is no worker, and start one."""
-        async with fronts.open():
+        async with fronts.open(), self._standing_by():
             while not self._stopping.is_set():
                 self._changed.clear()
                 pause_s = self._attend(fronts, time.time())
+                await self._stand_by()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(pause_s, LOOK_S_MAX)):
                         await self._changed.wait()
@@ -363,10 +390,10 @@ class Supervisor:
         waking = self._waking
         if waking.starts(now_s, is_awaited=fronts.is_awaited):
             fronts.unwatch()
-            self._woken += 1
             why = "somebody waits for it" if fronts.is_awaited else "something is due"
             self._on_event(0, f"starting: {why}")
-            self._begin(0, f"{WAKE_LAUNCH}{self._woken}")
+            self._begin(0, self._next_wake)
+            self._woken += 1
             return self._attend_start(fronts, now_s)
         refusal = waking.refusal(now_s)
         if refusal is not None and fronts.is_awaited:
@@ -467,15 +494,25 @@ class Supervisor:
                 async with asyncio.timeout(delay_s):
                     await self._stopping.wait()
 
-    async def _run_once(self, index: int, launch: str) -> int:
-        """Run one process to its end and return its exit status. Raises `GaveUpError` if it did not
-        join in time."""
+    async def _started(self, index: int, launch: str) -> tuple[Process, socket.socket]:
+        """Return the process of a worker, and the line to it."""
+        standby = self._standby
+        if standby is not None and standby.launch == launch:
+            self._standby = None
+            if standby.go():
+                return standby.process, standby.line
+            await standby.end()
+        return await self._start(index, launch)
+
+    async def _start(
+        self, index: int, launch: str, *, standby: bool = False
+    ) -> tuple[Process, socket.socket]:
         here, there = socket.socketpair()
         try:
             with there:
                 inherited = [there.fileno(), *self._launch.inherited(index)]
                 process = await asyncio.create_subprocess_exec(
-                    *self._launch.command(index, there.fileno(), launch),
+                    *self._launch.command(index, there.fileno(), launch, standby=standby),
                     stdin=DEVNULL,
                     stdout=PIPE,
                     stderr=STDOUT,
@@ -486,6 +523,12 @@ class Supervisor:
         except BaseException:
             here.close()
             raise
+        return process, here
+
+    async def _run_once(self, index: int, launch: str) -> int:
+        """Run one process to its end and return its exit status. Raises `GaveUpError` if it did not
+        join in time."""
+        process, here = await self._started(index, launch)
         self._processes[index] = process
         self._rested.pop(index, None)
         if not self.notes and self._starting_s is None:
@@ -594,6 +637,31 @@ class Supervisor:
         except TimeoutError:
             _signal(process, signal.SIGKILL)
             await process.wait()
+
+
+class _Standby:
+    """A process that has imported what a worker needs, and waits to be told to be one."""
+
+    def __init__(self, launch: str, process: Process, line: socket.socket) -> None:
+        self.launch = launch
+        self.process = process
+        self.line = line
+
+    def go(self) -> bool:
+        """Let it be a worker; False if it has ended meanwhile."""
+        if self.process.returncode is not None:
+            return False
+        try:
+            self.line.sendall(note_line(GoNote()))
+        except OSError:
+            return False
+        return True
+
+    async def end(self) -> None:
+        """It has done nothing yet."""
+        self.line.close()
+        _signal(self.process, signal.SIGKILL)
+        await self.process.wait()
 
 
 class _Start:

@@ -180,6 +180,9 @@ class WorkerConfig:
     """With `scaling`: there are never more workers. `run --workers MIN..MAX` sets it."""
     idle_after_s: float = 60.0
     """With `workers_min` 0: the last worker ends when there was nothing to do for this long."""
+    standby: bool = True
+    """With `workers_min` 0: while there is no worker, keep a process that has imported Sublet, so
+    that the next worker is ready sooner. It has not imported your app, and uses no CPU."""
     scaling_dry_run: bool = False
     """Report scaling decisions (`sublet scale explain`) without carrying them out."""
     actuator: str = ""

@@ -125,6 +125,10 @@ class HeldNote(msgspec.Struct, frozen=True, kw_only=True, tag="held", tag_field=
     """What a supervisor tells the last worker: who comes now waits."""
 
 
+class GoNote(msgspec.Struct, frozen=True, kw_only=True, tag="go", tag_field="note"):
+    """What a supervisor tells a process that stands by: be a worker."""
+
+
 class FailedNote(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_field="note"):
     """What a supervisor tells all its workers: a launch has come to nothing."""
 
@@ -134,9 +138,10 @@ class FailedNote(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_fi
 
 WorkerNote = JoinedNote | ReadyNote | StartNote | HoldNote | RestNote
 SupervisorNote = FailedNote | HeldNote
+"""What it tells workers; `GoNote` comes before."""
 
 
-def note_line(note: WorkerNote | SupervisorNote) -> bytes:
+def note_line(note: WorkerNote | SupervisorNote | GoNote) -> bytes:
     return msgspec.json.encode(note) + b"\n"
 
 

@@ -321,3 +321,58 @@ async def test_a_worker_by_itself_must_not_be_the_last_one(tmp_path: Path) -> No
     told, _ = await process.communicate()
     assert process.returncode == 2
     assert "leaves nobody behind who would start it again; use `sublet run`" in told.decode()
+
+
+def standing_by(run: Run) -> list[int]:
+    """Return the processes that a run without workers keeps."""
+    pid = run.process.pid
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.timeout(180)
+async def test_the_process_that_stands_by_is_the_next_worker_and_nobody_depends_on_it(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as run:
+        async with httpx.AsyncClient(base_url=f"http://{run.http}", timeout=PATIENCE_S) as http:
+            way = ByHttp(http)
+            await run.at_zero()
+            await run.until(lambda: len(standing_by(run)) == 1)
+            (pid,) = standing_by(run)
+            assert await way.call(Asked("zero/count", "a", 1)) == 1
+            await run.until(lambda: run.times(f'"event": "ready", "pid": {pid}') == 1)
+
+            await run.at_zero()
+            await run.until(lambda: standing_by(run) not in ([], [pid]))
+            (next_pid,) = standing_by(run)
+            os.kill(next_pid, signal.SIGKILL)
+            assert await way.call(Asked("zero/count", "a", 1)) == 2
+
+        # It ends with its supervisor, however that ends.
+        await run.at_zero()
+        await run.until(lambda: len(standing_by(run)) == 1)
+        (orphan,) = standing_by(run)
+        run.process.kill()
+        await run.process.wait()
+        async with asyncio.timeout(PATIENCE_S):
+            while _is_there(orphan):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.timeout(180)
+async def test_nothing_stands_by_where_that_is_not_wanted(tmp_path: Path) -> None:
+    async with running(tmp_path, "--set", "standby=false") as run:
+        await run.at_zero()
+        assert standing_by(run) == []
+        async with Client(run.address, connect_timeout=CONNECT) as client:
+            assert await client.call("zero/count", "a", 1) == 1
+        await run.at_zero()
+        assert standing_by(run) == []

@@ -90,6 +90,21 @@ class Given(NamedTuple):
     launch: str = ""
     """Under which id the controller of the scaling has asked for it."""
     front_fd: int | None = None
+    standby: bool = False
+    """Import what a worker needs, and wait for a word before anything else."""
+
+    def stand_by(self, config: WorkerConfig) -> None:
+        """Be as ready as can be without having done anything that others could notice. Returns when
+        a worker is wanted; ends the process if its supervisor has."""
+        _import_all(config)
+        # What was loaded stays, and is not looked at again.
+        gc.collect()
+        gc.freeze()
+        assert self.supervisor_fd is not None, "who stands by has a supervisor"
+        # The socket is the worker's later, so that not a byte more may be read than this line.
+        while (byte := os.read(self.supervisor_fd, 1)) != b"\n":
+            if not byte:
+                sys.exit(ExitCode.DONE)
 
     def listening(self) -> Listening:
         from sublet.runtime.worker import Listening
@@ -241,6 +256,8 @@ def run_worker(target: str | None, flags: Mapping[str, object], given: Given) ->
     """Run one worker in this process until a signal or the end of its supervisor."""
     try:
         config = settings_of(flags)
+        if given.standby:
+            given.stand_by(config)
         loaded = loaded_of(target_of(target, config))
         make_data_dir(config.data_dir)
         listening = given.listening()
@@ -277,6 +294,29 @@ def run_worker(target: str | None, flags: Mapping[str, object], given: Given) ->
         if isinstance(error.cause, StoreReplacedError):
             _exit_at_once(error.cause)
         exit_with(error.cause)
+
+
+def _import_all(config: WorkerConfig) -> None:
+    """Import what a worker with these settings imports at one time or another."""
+    import uvloop  # noqa: F401
+
+    import sublet.runtime.config.app_loading
+    import sublet.runtime.observability.logging_setup
+    import sublet.runtime.scaling.sampler
+    import sublet.runtime.scaling.shell
+    import sublet.runtime.services.metrics
+    import sublet.runtime.worker
+
+    if config.http_port is not None or config.rests:
+        import sublet.runtime.http.routes
+        import sublet.runtime.http.server
+        import sublet.runtime.http.sse
+    if config.store == "redis":
+        import sublet.statestore.redis.directory
+        import sublet.statestore.redis.store
+    else:
+        import sublet.statestore.sqlite.directory
+        import sublet.statestore.sqlite.store  # noqa: F401
 
 
 def run_to_end(main: Coroutine[Any, Any, None]) -> None:

@@ -178,6 +178,13 @@ def test_the_front_has_the_first_port_and_workers_the_next() -> None:
     assert [read_config(started.variables(index)).port for index in (0, 1)] == [7001, 7002]
 
 
+def test_the_next_worker_stands_by_with_the_arguments_that_it_will_have() -> None:
+    started = launch(WorkerConfig(scaling="reactive", workers_min=0, workers_max=2), 1)
+
+    plain = started.command(0, 5, "wake-1")
+    assert started.command(0, 5, "wake-1", standby=True) == [*plain, "--standby"]
+
+
 def test_a_range_of_workers_needs_a_policy() -> None:
     with pytest.raises(UsageError, match="add one, such as --scaling"):
         Count(2, 8).settings(WorkerConfig(), True)
