@@ -158,10 +158,10 @@ def ratios(records: Sequence[dict[str, Any]], shape: str, kind: str, field: str)
     return [one[place] / other[place] for one, other in zip(ours, theirs, strict=True)]
 
 
-def _told(kind: str, costs: float, noise: float) -> str:
+def _told(kind: str, costs: float, doubt: float) -> str:
     if kind != "on":
         return "noise"
-    return verdict(costs < ALLOWED) if noise < ALLOWED else f"not known: noise is {noise:.1%}"
+    return verdict(costs < ALLOWED) if doubt < ALLOWED else f"not known: ± {doubt:.1%}"
 
 
 def parts(measured: Measured) -> list[list[str]]:
@@ -194,7 +194,7 @@ def show(measured: Measured, seconds: float, busy: float, kept: bool) -> None:
                 middle = median(some)
                 low, _, high = quantiles(some, n=4)
                 # Of the median: 1.25 standard errors of the mean.
-                doubt = 1.2533 * stdev(some) / sqrt(len(some))
+                doubt = 1.96 * 1.2533 * stdev(some) / sqrt(len(some))
                 costs = 1 - middle if field == "per_s" else middle - 1
                 noise = abs(median(ratios(records, shape, "off again", field)) - 1)
                 rows.append(
@@ -204,9 +204,9 @@ def show(measured: Measured, seconds: float, busy: float, kept: bool) -> None:
                         name,
                         f"{middle:.4f}",
                         f"{low:.3f} to {high:.3f}",
-                        f"± {1.96 * doubt:.4f}",
+                        f"± {doubt:.4f}",
                         f"{mean(some):.4f}",
-                        _told(kind, costs, noise),
+                        _told(kind, costs, max(noise, doubt)),
                     ]
                 )
     headings = [
