@@ -1,7 +1,8 @@
 """`python -m tests.simulation.campaign`: many seeds in all simulated worlds, or one of them again.
 
 A seed that fails is printed with the command that replays it. `--keep` keeps the result in
-benchmarks/results; `--mutants` measures how many seeds it takes to notice each mutant instead.
+benchmarks/results; `--mutants` measures how many seeds it takes to notice each mutant instead, with
+`--stale` only of those that are not noticed any more where they were.
 """
 
 from __future__ import annotations
@@ -129,6 +130,15 @@ def hunt(
     return Noticed(world, mutant, breaks, None)
 
 
+def hunt_again(world: str, mutant: str, seeds: int | None) -> Noticed:
+    """Do the same, if the mutant is not noticed any more in the last of so many seeds."""
+    if seeds is not None:
+        found = hunt(world, mutant, 1 if seeds == 1 else 0, tried_first=seeds - 1)
+        if found.seeds is not None:
+            return found
+    return hunt(world, mutant)
+
+
 def _is_of_the_runtime(error: Exception) -> bool:
     """Tell whether it was raised in the code that is played, and not in that which plays."""
     *_, (frame, _) = walk_tb(error.__traceback__)
@@ -218,13 +228,16 @@ def _tell(failure: Failure) -> None:
     console.print(f"  {failure.replay} --trace", highlight=False, soft_wrap=True)
 
 
-def hunt_all(worlds: list[str], jobs: int) -> list[Noticed]:
+def hunt_all(worlds: list[str], jobs: int, *, only_stale: bool = False) -> list[Noticed]:
     """Measure all mutants of the worlds."""
+    kept = {(each.world, each.mutant): each.seeds for each in (_kept() if only_stale else ())}
     wanted = [(world, mutant) for world in worlds for mutant in WORLDS[world].mutants]
     found: dict[tuple[str, str], Noticed] = {}
     with _workers(jobs, broken=True) as pool, _progress() as progress:
         bar = progress.add_task("mutants", total=len(wanted), rate="", failed="")
-        futures: list[Future[Any]] = [pool.submit(hunt, *each) for each in wanted]
+        futures: list[Future[Any]] = [
+            pool.submit(hunt_again, *each, kept.get(each)) for each in wanted
+        ]
         for noticed in _as_they_end(futures):
             found[noticed.world, noticed.mutant] = noticed
             missed = sum(each.seeds is None for each in found.values())
@@ -320,11 +333,16 @@ def _keep_campaign(tallies: dict[str, Tally], seeds: range, elapsed_s: float) ->
     console.print("kept in benchmarks/results/campaign.json and campaign.md")
 
 
+def _kept() -> list[Noticed]:
+    """Return what was kept when mutants were measured."""
+    kept = json.loads((RESULTS / "mutants.json").read_text())["mutants"]
+    return [Noticed(**each) for each in kept]
+
+
 def _keep_mutants(noticed: list[Noticed]) -> None:
     """Keep what was measured; what was not, as of one world only, stays as it was."""
     measured = {(each.world, each.mutant): each for each in noticed}
-    before = json.loads((RESULTS / "mutants.json").read_text())["mutants"]
-    kept = {(each["world"], each["mutant"]): Noticed(**each) for each in before} | measured
+    kept = {(each.world, each.mutant): each for each in _kept()} | measured
     known = [(world, mutant) for world, kind in WORLDS.items() for mutant in kind.mutants]
     noticed = [kept[each] for each in known if each in kept]
     record = {**surroundings(), "mutants": [asdict(each) for each in noticed]}
@@ -371,6 +389,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--keep", action="store_true", help="keep it in benchmarks/results")
     parser.add_argument("--mutants", action="store_true", help="count the seeds to notice each")
+    parser.add_argument("--stale", action="store_true", help="only where the kept count is wrong")
     parser.add_argument("--replay", type=int, metavar="SEED", help="play one seed again")
     parser.add_argument("--mutant", default="", help="with --replay: play this mutant")
     parser.add_argument("--trace", action="store_true", help="with --replay: tell each event")
@@ -391,7 +410,7 @@ def main(arguments: list[str] | None = None) -> int:
         return replay(options.world, options.replay, options.mutant, trace=options.trace)
     worlds = list(WORLDS) if options.world == "all" else [options.world]
     if options.mutants:
-        noticed = hunt_all(worlds, options.jobs)
+        noticed = hunt_all(worlds, options.jobs, only_stale=options.stale)
         console.print(mutants_table(noticed), highlight=False, markup=False, soft_wrap=True)
         if options.keep:
             _keep_mutants(noticed)
