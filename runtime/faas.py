@@ -16,6 +16,9 @@ from sublet.runtime.scaling.instances import INVITATION, Invitation
 
 APP = "SUBLET_APP"
 """The variable that says which app a function of a service has."""
+APP_FOLDER = "app"
+"""Where a package has the app's files, if not beside those of installed packages: there, these
+would count as the app's own code."""
 _loaded: dict[str, Loaded] = {}
 """Apps, by target: a process may serve several invitations, one after the other."""
 
@@ -48,7 +51,12 @@ def serve(invitation: Invitation, loaded: Loaded, config: WorkerConfig) -> None:
     """
     import uvloop
 
-    instance = Instance(loaded.functions, invitation, config, versions=loaded.versions)
+    versions = loaded.versions
+    if config.code_version:
+        # As workers do.
+        apps = {name.partition("/")[0] for name in loaded.functions}
+        versions = dict.fromkeys(sorted(apps), config.code_version)
+    instance = Instance(loaded.functions, invitation, config, versions=versions)
     try:
         uvloop.run(instance.run())
     except* UnavailableError as group:
@@ -67,7 +75,8 @@ def handle(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     if not target:
         raise NotInvitedError(f"{APP} is not set; it names the app, such as shop:app")
     if target not in _loaded:
-        _loaded[target] = load(target, Path.cwd())
+        folder = Path.cwd() / APP_FOLDER
+        _loaded[target] = load(target, folder if folder.is_dir() else Path.cwd())
     config = read_config(os.environ, {}, Path())
     try:
         serve(invitation, _loaded[target], config)

@@ -1083,6 +1083,106 @@ def burst_serve(app: Target = None, **flags: Any) -> None:
     burst_commands.serve(app, flags)
 
 
+FunctionName = Annotated[
+    str,
+    typer.Option(
+        "--name", "-n", metavar="NAME", help="The function. [default: that of `instances`]"
+    ),
+]
+_AWS_FLAGS = ("aws_region", "aws_endpoint")
+
+
+@burst_cli.command("deploy")
+@with_settings(*_AWS_FLAGS)
+def burst_deploy(  # noqa: PLR0913 - each argument is an option of the command
+    app: Target = None,
+    name: FunctionName = "",
+    role: Annotated[
+        str, typer.Option("--role", metavar="ARN", help="Its role. [default: one is created]")
+    ] = "",
+    memory: Annotated[
+        int, typer.Option("--memory", metavar="MB", help="[default: as `instance_gb` says]")
+    ] = 0,
+    timeout: Annotated[
+        int,
+        typer.Option("--timeout", metavar="SECONDS", help="[default: as `instance_life_s` says]"),
+    ] = 0,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="A variable of its environment."),
+    ] = None,
+    subnet: Annotated[
+        list[str] | None,
+        typer.Option("--subnet", metavar="ID", help="A subnet from which it reaches workers."),
+    ] = None,
+    security_group: Annotated[
+        list[str] | None,
+        typer.Option("--security-group", metavar="ID", help="With --subnet: what it may reach."),
+    ] = None,
+    package: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--package", metavar="NAME", help="An installed package that no source file imports."
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="PATH", help="A file or folder that handlers read."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Keep the package, too.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
+    as_json: AsJson = False,
+    **flags: Any,
+) -> None:
+    """Deploy the app as a function of AWS Lambda, whose invocations are instances.
+
+    Packs the app's files, Sublet, and the installed packages that they import. Creates a role and
+    the function, or updates what has changed; a second time does nothing. Needs the extra `aws`.
+
+    Example: sublet burst deploy shop:app --name shop-burst
+    """
+    from sublet.runtime.cli.commands import burst_deploy as deploy_commands
+
+    options = deploy_commands.Options(
+        name=name,
+        role=role,
+        memory_mb=memory,
+        timeout_s=timeout,
+        variables=env or (),
+        subnets=subnet or (),
+        security_groups=security_group or (),
+        packages=package or (),
+        include=include or (),
+        output=output,
+        dry_run=dry_run,
+    )
+    deploy_commands.deploy(app, options, flags, as_json)
+
+
+@burst_cli.command("remove")
+@with_settings(*_AWS_FLAGS)
+def burst_remove(
+    name: FunctionName = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    **flags: Any,
+) -> None:
+    """Delete the function and the role that `sublet burst deploy` has created. Asks first.
+
+    Example: sublet burst remove --name shop-burst --yes
+    """
+    from sublet.runtime.cli.commands import burst_deploy as deploy_commands
+
+    deploy_commands.remove(name, dry_run, yes, flags, as_json)
+
+
 # Settings
 
 

@@ -31,6 +31,12 @@ class Loaded(NamedTuple):
     """App to the version of its code."""
 
 
+class LoadedApps(NamedTuple):
+    module: str
+    """That the target names."""
+    apps: Sequence[App]
+
+
 def load_functions(target: str, directory: Path) -> dict[str, Function]:
     """Return all functions of the apps that `target` names, by full name."""
     return load(target, directory).functions
@@ -42,6 +48,15 @@ def load(target: str, directory: Path) -> Loaded:
     `directory` (usually the current one) becomes importable first. An exception that the module
     itself raises is passed on as it is, for its traceback is what helps.
     """
+    apps = load_apps(target, directory).apps
+    try:
+        return Loaded(functions_of(apps), code_versions(apps, directory))
+    except ValueError as error:
+        raise LoadError(f"{target}: {error}") from None
+
+
+def load_apps(target: str, directory: Path) -> LoadedApps:
+    """Return the apps that `target` names; as `load`."""
     module_name, _, attribute = _split(target)
     _make_importable(directory)
     if module_name.endswith(".py") or "/" in module_name:
@@ -52,10 +67,7 @@ def load(target: str, directory: Path) -> Loaded:
     names = [app.name for app in apps]
     if twice := {name for name in names if names.count(name) > 1}:
         raise LoadError(f"{target}: more than one app is named {', '.join(sorted(twice))}")
-    try:
-        return Loaded(functions_of(apps), code_versions(apps, directory))
-    except ValueError as error:
-        raise LoadError(f"{target}: {error}") from None
+    return LoadedApps(module.__name__, apps)
 
 
 def _split(target: str) -> tuple[str, str, str]:

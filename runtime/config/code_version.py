@@ -31,6 +31,16 @@ def code_versions(apps: Iterable[App], directory: Path) -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
+def source_files(modules: Iterable[str], directory: Path) -> dict[str, Path]:
+    """Return these modules, and what they import of their projects, with their files."""
+    return dict(_sources(sorted(modules), directory.resolve()))
+
+
+def modules_of(app: App) -> set[str]:
+    """Return the modules that declare an app and its handlers."""
+    return {app.module, *(each.__wrapped__.__module__ for each in app.functions.values())}
+
+
 def code_digest(versions: Mapping[str, str]) -> str:
     """Return one text for the versions of all apps of a process."""
     text = "\n".join(f"{name}={version}" for name, version in sorted(versions.items()))
@@ -38,10 +48,9 @@ def code_digest(versions: Mapping[str, str]) -> str:
 
 
 def _version(app: App, directory: Path) -> str:
-    modules = {app.module, *(each.__wrapped__.__module__ for each in app.functions.values())}
     digest = hashlib.sha256()
     try:
-        sources = sorted(_sources(modules, directory))
+        sources = sorted(_sources(modules_of(app), directory))
         for name, path in sources:
             digest.update(f"{name}\n".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())

@@ -196,8 +196,14 @@ class WorkerConfig:
     """Who decides when instances help for a while, such as `sponge`; see `instances`. Not set:
     nobody."""
     instances: str = ""
-    """With `burst`: who starts instances. `local`: processes of this machine; an HTTP address:
-    a service that starts one for each POST."""
+    """With `burst`: who starts instances. `local`: processes of this machine; `lambda:NAME`: a
+    function of AWS Lambda (`sublet burst deploy`); an HTTP address: a service that starts one for
+    each POST."""
+    aws_region: str = ""
+    """With `instances=lambda:NAME`: where the function is. Not set: as boto3 finds it."""
+    aws_endpoint: str = ""
+    """With `instances=lambda:NAME`: an address that takes the place of AWS, for tests. Not set:
+    AWS."""
     instances_max: int = 8
     """With `burst`: there are never more instances."""
     instance_gb: float = 1.769
@@ -389,8 +395,8 @@ class WorkerConfig:
         _check_range("price_request", self.price_request, 0, 1e3)
         if self.burst and not self.instances:
             raise ConfigError(
-                f"burst is {self.burst!r}, and nobody starts instances; set instances=local, or "
-                "the address of a service that starts one for each POST"
+                f"burst is {self.burst!r}, and nobody starts instances; set instances=local, "
+                "lambda:NAME, or the address of a service that starts one for each POST"
             )
         if self.actuator and not self.actuator.startswith("kubernetes:"):
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""Who starts instances, as the controller asks for them: processes of this machine, or a service
-that starts one for each request.
+"""Who starts instances, as the controller asks for them: processes of this machine, a function of
+AWS Lambda (`aws.py`), or a service that starts one for each request.
 
 Nobody has to stop them: each leaves when its worker lets it go, when it loses its worker, or when
 its time is over.
@@ -118,7 +118,12 @@ def _post(request: Request) -> None:
 
 
 def instance_starter(
-    kind: str, target: str, environment: Mapping[str, str] | None = None
+    kind: str,
+    target: str,
+    environment: Mapping[str, str] | None = None,
+    *,
+    aws_region: str = "",
+    aws_endpoint: str = "",
 ) -> InstanceStarter:
     """Return who starts instances of a kind; raises ValueError for what is none."""
     if not kind:
@@ -127,7 +132,11 @@ def instance_starter(
         return LocalInstances(target, os.environ if environment is None else environment)
     if urlsplit(kind).scheme in ("http", "https") and urlsplit(kind).netloc:
         return HttpInstances(kind)
-    raise ValueError(f"instances is {kind!r:.200}; allowed: local, or an HTTP address")
+    if kind.startswith("lambda:"):
+        from sublet.runtime.scaling.aws import AwsAccess, LambdaInstances, function_of
+
+        return LambdaInstances(function_of(kind), AwsAccess(aws_region, aws_endpoint))
+    raise ValueError(f"instances is {kind!r:.200}; allowed: local, lambda:NAME, or an HTTP address")
 
 
 async def start_all(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain, repeat
 from pathlib import Path
 from threading import Timer
@@ -348,9 +349,21 @@ def _instances(config: WorkerConfig, target: str) -> InstanceStarter | None:
         return None
     from sublet.runtime.scaling.instances import instance_starter
 
+    if config.instances.startswith("lambda:") and find_spec("boto3") is None:
+        raise ConfigError(
+            f"instances is {config.instances!r:.200}, but boto3 is not installed; "
+            "pip install 'sublet[aws]'"
+        )
+
     environment = {**os.environ, **environment_of(config)}
     try:
-        return instance_starter(config.instances, target, environment)
+        return instance_starter(
+            config.instances,
+            target,
+            environment,
+            aws_region=config.aws_region,
+            aws_endpoint=config.aws_endpoint,
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
