@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,13 +13,16 @@ from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.app_loading import Loaded, load
 from sublet.runtime.config.settings import WorkerConfig, read_config
 from sublet.runtime.instance import Instance
-from sublet.runtime.scaling.instances import INVITATION, Invitation
+from sublet.runtime.scaling.calibration import core_ms
+from sublet.runtime.scaling.instances import INVITATION, Invitation, Measure, WarmUp
 
 APP = "SUBLET_APP"
 """The variable that says which app a function of a service has."""
 APP_FOLDER = "app"
 """Where a package has the app's files, if not beside those of installed packages: there, these
 would count as the app's own code."""
+WARM_MS_MAX = 90.0
+"""So long an invocation may take that only keeps an environment."""
 _loaded: dict[str, Loaded] = {}
 """Apps, by target: a process may serve several invitations, one after the other."""
 
@@ -66,8 +70,28 @@ def serve(invitation: Invitation, loaded: Loaded, config: WorkerConfig) -> None:
         raise error from None
 
 
+def _asked(event: dict[str, Any]) -> WarmUp | Measure | None:
+    """Return what an event is; None: an invitation, or nothing that is known."""
+    if "type" not in event:
+        return None
+    try:
+        return msgspec.convert(event, WarmUp | Measure)
+    except msgspec.ValidationError:
+        return None
+
+
 def handle(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """What AWS Lambda calls, with an invitation as the event. Returns how that went."""
+    """What AWS Lambda calls, with an invitation as the event. Returns how that went.
+
+    Other events keep an environment warm, or ask how quick a core is here.
+    """
+    match _asked(event):
+        case WarmUp(ms):
+            # Meanwhile others come to other environments.
+            time.sleep(min(ms, WARM_MS_MAX) / 1000)
+            return {"warm": True}
+        case Measure():
+            return {"core_ms": core_ms()}
     invitation = invitation_of(msgspec.json.encode(event).decode())
     left_s = context.get_remaining_time_in_millis() / 1000
     invitation = msgspec.structs.replace(invitation, seconds=min(invitation.seconds, left_s))

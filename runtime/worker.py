@@ -620,7 +620,9 @@ class Worker:
             cluster=membership,
             peers=self.router,
             actuator=self._actuator,
-            bursts=Bursts(self._starter, self.cluster_key.key_between),
+            bursts=Bursts(
+                self._starter, self.cluster_key.key_between, lambda: self.router.instances
+            ),
             sample=sample,
             clock=self._clock,
             term_ms=self._config.member_term_ms,

@@ -571,7 +571,7 @@ class RecordEntry(_message.Message):
     def __init__(self, id: _Optional[str] = ..., function: _Optional[str] = ..., key: _Optional[str] = ..., json: _Optional[str] = ..., at_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., attempts: _Optional[int] = ..., source: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class AdministerRequest(_message.Message):
-    __slots__ = ("put_state", "delete_state", "replay_dead_letter", "drop_dead_letter", "drain_worker", "recover_partition", "cancel_request", "pause_scaling", "resume_scaling", "passed_on")
+    __slots__ = ("put_state", "delete_state", "replay_dead_letter", "drop_dead_letter", "drain_worker", "recover_partition", "cancel_request", "pause_scaling", "resume_scaling", "try_instance", "passed_on")
     PUT_STATE_FIELD_NUMBER: _ClassVar[int]
     DELETE_STATE_FIELD_NUMBER: _ClassVar[int]
     REPLAY_DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
@@ -581,6 +581,7 @@ class AdministerRequest(_message.Message):
     CANCEL_REQUEST_FIELD_NUMBER: _ClassVar[int]
     PAUSE_SCALING_FIELD_NUMBER: _ClassVar[int]
     RESUME_SCALING_FIELD_NUMBER: _ClassVar[int]
+    TRY_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     PASSED_ON_FIELD_NUMBER: _ClassVar[int]
     put_state: PutState
     delete_state: DeleteState
@@ -591,19 +592,22 @@ class AdministerRequest(_message.Message):
     cancel_request: str
     pause_scaling: str
     resume_scaling: str
+    try_instance: str
     passed_on: bool
-    def __init__(self, put_state: _Optional[_Union[PutState, _Mapping]] = ..., delete_state: _Optional[_Union[DeleteState, _Mapping]] = ..., replay_dead_letter: _Optional[str] = ..., drop_dead_letter: _Optional[str] = ..., drain_worker: _Optional[str] = ..., recover_partition: _Optional[str] = ..., cancel_request: _Optional[str] = ..., pause_scaling: _Optional[str] = ..., resume_scaling: _Optional[str] = ..., passed_on: _Optional[bool] = ...) -> None: ...
+    def __init__(self, put_state: _Optional[_Union[PutState, _Mapping]] = ..., delete_state: _Optional[_Union[DeleteState, _Mapping]] = ..., replay_dead_letter: _Optional[str] = ..., drop_dead_letter: _Optional[str] = ..., drain_worker: _Optional[str] = ..., recover_partition: _Optional[str] = ..., cancel_request: _Optional[str] = ..., pause_scaling: _Optional[str] = ..., resume_scaling: _Optional[str] = ..., try_instance: _Optional[str] = ..., passed_on: _Optional[bool] = ...) -> None: ...
 
 class ScalingRequest(_message.Message):
-    __slots__ = ("decisions", "passed_on")
+    __slots__ = ("decisions", "passed_on", "measure")
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     PASSED_ON_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
     decisions: int
     passed_on: bool
-    def __init__(self, decisions: _Optional[int] = ..., passed_on: _Optional[bool] = ...) -> None: ...
+    measure: bool
+    def __init__(self, decisions: _Optional[int] = ..., passed_on: _Optional[bool] = ..., measure: _Optional[bool] = ...) -> None: ...
 
 class ScalingReply(_message.Message):
-    __slots__ = ("leader", "token", "dry_run", "workers_min", "workers_max", "workers_wanted", "workers", "slots", "decisions", "price_hour", "spent", "spent_period", "spend_cap", "redirects")
+    __slots__ = ("leader", "token", "dry_run", "workers_min", "workers_max", "workers_wanted", "workers", "slots", "decisions", "price_hour", "spent", "spent_period", "spend_cap", "redirects", "instances", "warm", "spend_forecast", "core_ms")
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
@@ -618,6 +622,10 @@ class ScalingReply(_message.Message):
     SPENT_PERIOD_FIELD_NUMBER: _ClassVar[int]
     SPEND_CAP_FIELD_NUMBER: _ClassVar[int]
     REDIRECTS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
+    SPEND_FORECAST_FIELD_NUMBER: _ClassVar[int]
+    CORE_MS_FIELD_NUMBER: _ClassVar[int]
     leader: str
     token: int
     dry_run: bool
@@ -632,7 +640,31 @@ class ScalingReply(_message.Message):
     spent_period: float
     spend_cap: str
     redirects: _containers.RepeatedCompositeFieldContainer[ScalingRedirect]
-    def __init__(self, leader: _Optional[str] = ..., token: _Optional[int] = ..., dry_run: _Optional[bool] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[ScaledWorker, _Mapping]]] = ..., slots: _Optional[_Iterable[_Union[ScalingSlot, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., price_hour: _Optional[float] = ..., spent: _Optional[float] = ..., spent_period: _Optional[float] = ..., spend_cap: _Optional[str] = ..., redirects: _Optional[_Iterable[_Union[ScalingRedirect, _Mapping]]] = ...) -> None: ...
+    instances: _containers.RepeatedCompositeFieldContainer[ScaledInstance]
+    warm: int
+    spend_forecast: float
+    core_ms: float
+    def __init__(self, leader: _Optional[str] = ..., token: _Optional[int] = ..., dry_run: _Optional[bool] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[ScaledWorker, _Mapping]]] = ..., slots: _Optional[_Iterable[_Union[ScalingSlot, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., price_hour: _Optional[float] = ..., spent: _Optional[float] = ..., spent_period: _Optional[float] = ..., spend_cap: _Optional[str] = ..., redirects: _Optional[_Iterable[_Union[ScalingRedirect, _Mapping]]] = ..., instances: _Optional[_Iterable[_Union[ScaledInstance, _Mapping]]] = ..., warm: _Optional[int] = ..., spend_forecast: _Optional[float] = ..., core_ms: _Optional[float] = ...) -> None: ...
+
+class ScaledInstance(_message.Message):
+    __slots__ = ("id", "worker", "state", "since_ms", "until_ms", "took_ms", "trial", "functions")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_FIELD_NUMBER: _ClassVar[int]
+    FUNCTIONS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    worker: str
+    state: str
+    since_ms: int
+    until_ms: int
+    took_ms: float
+    trial: bool
+    functions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., worker: _Optional[str] = ..., state: _Optional[str] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., took_ms: _Optional[float] = ..., trial: _Optional[bool] = ..., functions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScalingRedirect(_message.Message):
     __slots__ = ("function", "share", "lessees")

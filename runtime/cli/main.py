@@ -1163,6 +1163,29 @@ def burst_deploy(  # noqa: PLR0913 - each argument is an option of the command
     deploy_commands.deploy(app, options, flags, as_json)
 
 
+@burst_cli.command("test")
+def burst_test(
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any setting, such as aws_endpoint."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have one instance started for the running cluster, and see how soon it comes.
+
+    Says how long it took until it had dialled in, and, of a function of AWS Lambda, how quick it is
+    compared with a core of a worker. Nothing is lent to it, and it leaves after two seconds.
+
+    Example: sublet burst test
+    """
+    from sublet.runtime.cli.commands import burst as burst_commands
+
+    burst_commands.test(_where(connect, data_dir, config), {"set": set_}, as_json)
+
+
 @burst_cli.command("remove")
 @with_settings(*_AWS_FLAGS)
 def burst_remove(

@@ -210,6 +210,9 @@ class WorkerConfig:
     """The memory of an instance, for which is paid; AWS Lambda gives a core to 1.769 GB."""
     instance_life_s: float = 900.0
     """How long an instance may stay."""
+    warm: str = "none"
+    """With `instances=lambda:NAME`: how many environments are kept warm by being invoked for a
+    moment each minute. `multiple:5`: as many as five times the usual load would need."""
     price_gb_second: float = 0.0
     """What a gigabyte of an instance costs for a second. Not set: money is not counted."""
     price_request: float = 0.0
@@ -398,6 +401,7 @@ class WorkerConfig:
                 f"burst is {self.burst!r}, and nobody starts instances; set instances=local, "
                 "lambda:NAME, or the address of a service that starts one for each POST"
             )
+        self._check_warm()
         if self.actuator and not self.actuator.startswith("kubernetes:"):
             raise ConfigError(
                 f"actuator is {self.actuator!r:.200}; allowed: kubernetes:deployment/NAME or "
@@ -442,6 +446,21 @@ class WorkerConfig:
                         Slot.INSTANCES: "burst",
                     }
                     raise ConfigError(f"{setting.get(slot, 'tenancy')}: {error}") from None
+
+    def _check_warm(self) -> None:
+        if self.warm in ("", "none"):
+            return
+        from sublet.scheduler.scaling.warm import warm_pool
+
+        try:
+            warm_pool(self.warm)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if not self.instances.startswith("lambda:"):
+            raise ConfigError(
+                f"warm is {self.warm!r:.100}, but instances is {self.instances!r:.200}; only "
+                "functions of AWS Lambda (lambda:NAME) are kept warm"
+            )
 
     def scaling_policies(self) -> dict[Slot, str]:
         """Return who decides what, by slot."""

@@ -720,6 +720,22 @@ _SCALING_SCHEMA = _record(
             lessees={"type": "array", "items": _TEXT},
         ),
     },
+    instances={
+        "type": "array",
+        "items": _record(
+            id=_TEXT,
+            worker=_TEXT,
+            state={"type": "string", "enum": ["serving", "starting"]},
+            since_ms=_COUNT,
+            until_ms=_COUNT,
+            took_ms={"type": "number"},
+            trial=_YES,
+            functions={"type": "array", "items": _TEXT},
+        ),
+    },
+    warm=_COUNT,
+    spend_forecast={"type": "number"},
+    core_ms={"type": "number"},
 )
 
 _LEASES_SCHEMA: Json = {

@@ -409,6 +409,12 @@ class ResumeScaling(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     slot: str
 
 
+class TryInstance(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Have one instance started for a worker, to see whether it comes, and how soon."""
+
+    worker: str
+
+
 AdministerAction = (
     PutState
     | DeleteState
@@ -418,6 +424,7 @@ AdministerAction = (
     | RecoverPartition
     | CancelRequest
     | PauseScaling
+    | TryInstance
     | ResumeScaling
 )
 
@@ -437,6 +444,26 @@ class ScalingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the latest are wanted at most."""
     passed_on: bool = False
     """It comes from a worker that does not lead: it goes no further."""
+    measure: bool = False
+    """Say how quick a core of the worker is that leads."""
+
+
+class ScaledInstance(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    worker: str
+    """That it serves."""
+    state: str
+    """serving or starting."""
+    since_ms: int
+    """When it was asked for, on the wall clock of the leader."""
+    until_ms: int
+    """When its time is over."""
+    took_ms: float = 0.0
+    """From when it was asked for until it served; 0: not known."""
+    trial: bool = False
+    """It was asked for by `sublet burst test`, and nobody lends to it."""
+    functions: list[str] = []
+    """A share of these is redirected to it."""
 
 
 class ScaledWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -505,6 +532,14 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     spent_period: float = 0.0
     spend_cap: str = ""
     redirects: list[ScalingRedirect] = []
+    instances: list[ScaledInstance] = []
+    warm: int = 0
+    """How many environments of instances are kept warm."""
+    spend_forecast: float = 0.0
+    """What will have been spent at the end of the cap's period, if all stays as it is; without a
+    cap, what a day costs."""
+    core_ms: float = 0.0
+    """If asked for: what a fixed piece of computing takes at the worker that leads."""
 
 
 class Service(Protocol):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sublet.runtime.scaling.actuators import ActuatorError
-from sublet.runtime.scaling.instances import Failed, Invitation
+from sublet.runtime.scaling.instances import Failed, Invitation, WarmUp
 
 KIND = "lambda:"
 CALLS_AT_ONCE_MAX = 16
@@ -116,8 +116,15 @@ class LambdaInstances:
     async def start(self, invitation: Invitation, failed: Failed) -> None:
         await self._send(msgspec.json.encode(invitation))
 
-    async def warm(self, event: bytes) -> None:
-        await self._send(event)
+    async def warm(self, count: int) -> None:
+        event = msgspec.json.encode(WarmUp())
+        # All are asked at once: an environment that is free again would be asked twice.
+        outcomes = await asyncio.gather(
+            *(self._send(event) for _ in range(count)), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _send(self, event: bytes) -> None:
         """Invoke it without waiting for its end. Raises `AwsError`."""

@@ -29,6 +29,16 @@ STARTS_AT_ONCE_MAX = 32
 REQUEST_TIMEOUT_S = 10.0
 
 
+class WarmUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="warm-up"):
+    """An event that only keeps an environment. While it waits, others come to other ones."""
+
+    ms: float = 50.0
+
+
+class Measure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="measure"):
+    """An event that asks how quick a core is there."""
+
+
 class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an instance is started with. Its key is good for one link to one worker."""
 
@@ -52,10 +62,20 @@ class InstanceStarter(Protocol):
         goes wrong later is told to `failed`."""
         ...
 
+    async def warm(self, count: int) -> None:
+        """Have so many environments run for a moment, at the same time. Raises `ActuatorError`."""
+        ...
+
+
+NOT_WARM = "only a function of AWS Lambda is kept warm; set warm=none"
+
 
 class NoInstances:
     async def start(self, invitation: Invitation, failed: Failed) -> None:
         raise ActuatorError("nobody here can start instances; set `instances`")
+
+    async def warm(self, count: int) -> None:
+        raise ActuatorError(NOT_WARM)
 
 
 class LocalInstances:
@@ -81,6 +101,9 @@ class LocalInstances:
         waiting = asyncio.create_task(_wait_for(process, invitation.instance, failed))
         self._running.add(waiting)
         waiting.add_done_callback(self._running.discard)
+
+    async def warm(self, count: int) -> None:
+        raise ActuatorError(NOT_WARM)
 
 
 async def _wait_for(process: asyncio.subprocess.Process, instance: str, failed: Failed) -> None:
@@ -110,6 +133,9 @@ class HttpInstances:
             return  # It serves, and answers at its end.
         except (URLError, OSError, ValueError) as error:
             raise ActuatorError(f"{self._url}: {error}") from None
+
+    async def warm(self, count: int) -> None:
+        raise ActuatorError(NOT_WARM)
 
 
 def _post(request: Request) -> None:

@@ -34,11 +34,13 @@ from sublet.scheduler.scaling.effects import (
     StartInstances,
     StartWorkers,
     StopWorker,
+    WarmInstances,
     WritePlan,
 )
 from sublet.scheduler.scaling.plan import Plan, decode_plan, encode_plan
 from sublet.scheduler.scaling.signals import WorkerSample, decode_sample, encode_sample
 from sublet.scheduler.scaling.view import ClusterView, FunctionFacts, Slo, WorkerFacts
+from sublet.scheduler.scaling.warm import warm_pool
 from sublet.statestore.contract import Directory, Member, View
 
 _log = structlog.get_logger(__name__)
@@ -62,6 +64,7 @@ def new_controller(config: WorkerConfig, functions: Mapping[str, Function]) -> C
             config.scaling_settings(),
             config.scaling_policies(),
             slos=slos,
+            warm=warm_pool(config.warm) if config.burst else None,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -97,6 +100,8 @@ class Bursts(NamedTuple):
     starter: InstanceStarter
     key_of: Callable[[str, str], bytes]
     """Instance and worker to the key by which the one knows the other."""
+    serving: Callable[[], Collection[str]] = tuple
+    """Those that serve this worker now."""
 
 
 class Clock(Protocol):
@@ -344,6 +349,8 @@ class Scaling:
         match effect:
             case WritePlan():
                 await self._write(effect.plan, token)
+            case WarmInstances() if not self._is_sure:
+                pass  # The next ones come in a minute.
             case StartWorkers() | StopWorker() | StartInstances() if not self._is_sure:
                 self._held_back.append(effect)
             case StartWorkers():
@@ -352,6 +359,8 @@ class Scaling:
                 await self._stop(effect, token)
             case StartInstances():
                 await self._start_instances(effect)
+            case WarmInstances():
+                await self._warm(effect.count)
             case Report():
                 log = _log.warning if effect.warning else _log.info
                 log(effect.event, **effect.fields)
@@ -392,6 +401,12 @@ class Scaling:
                     Invitation(each.id, each.worker, member.address, key.hex(), seconds)
                 )
         await start_all(self._bursts.starter, invitations, self.failed)
+
+    async def _warm(self, count: int) -> None:
+        try:
+            await self._bursts.starter.warm(count)
+        except ActuatorError as error:
+            _log.warning("cannot keep instances warm", count=count, reason=str(error))
 
     def failed(self, launch: str, reason: str) -> None:
         """A launch has come to nothing, of a worker or an instance."""
@@ -434,6 +449,11 @@ class Scaling:
 
     # For people
 
+    def look_at_instances(self) -> None:
+        """Tell the controller who serves this worker now, before the next second is over."""
+        now_ms = self._clock.monotonic_ms()
+        self.controller.instances_heard(self._worker, self._bursts.serving(), now_ms)
+
     def view(self) -> ClusterView:
         """Return the cluster as policies see it; meaningful where this worker leads."""
         return self.controller.view(self._clock.monotonic_ms())
@@ -445,6 +465,11 @@ class Scaling:
         change(self.controller)
         await self._carry_out()
         return self.controller.is_stored
+
+    async def try_instance(self, worker: str) -> bool:
+        """Have one instance started for a worker, to see whether it comes."""
+        now_ms = self._clock.monotonic_ms()
+        return await self.change(lambda controller: controller.try_instance(worker, now_ms))
 
     async def pause(self, slot: Slot) -> bool:
         return await self.change(lambda controller: controller.pause(slot))
@@ -462,7 +487,8 @@ class Scaling:
             if number > self._told:
                 self._told = number
                 if not decision.repeated:
-                    _log.info("scaling decision", **_told(decision))
+                    log = _log.warning if outcome and outcome.ending in _BAD else _log.info
+                    log("scaling decision", **_told(decision))
             elif outcome is not None:
                 log = _log.warning if outcome.ending in _BAD else _log.info
                 log("scaling decision ended", **_told(decision))

@@ -312,6 +312,22 @@ METRICS = (
         (),
         "What workers and instances have cost, in the currency of the prices.",
     ),
+    Described(
+        "sublet_spend_forecast",
+        "gauge",
+        (),
+        "What will have been spent at the end of the period of `spend_cap`, if all stays as it is; "
+        "without a cap, what a day costs.",
+    ),
+    Described(
+        "sublet_instances_warm", "gauge", (), "Environments of instances that are kept warm."
+    ),
+    Described(
+        "sublet_redirected_share",
+        "gauge",
+        ("function",),
+        "The share of a function's messages that runs at other workers or at instances.",
+    ),
 )
 
 _BY_NAME = {each.name: each for each in METRICS}
@@ -341,6 +357,9 @@ _SCALING = {
     "sublet_scaling_figure",
     "sublet_instances",
     "sublet_spend",
+    "sublet_spend_forecast",
+    "sublet_instances_warm",
+    "sublet_redirected_share",
 }
 _WORKER_STATES = {"serving": 0, "starting": 0, "draining": 0, "silent": 0}
 _LEASE_ENDS = ("returned", "declined", "expired", "revoked")
@@ -540,6 +559,10 @@ class WorkerCollector(Collector):
         families["sublet_instances"].add_metric(["serving"], serving)
         families["sublet_instances"].add_metric(["starting"], starting)
         families["sublet_spend"].add_metric([], controller.spending.spent.total)
+        families["sublet_spend_forecast"].add_metric([], controller.spend_forecast)
+        families["sublet_instances_warm"].add_metric([], controller.warm_wanted)
+        for function, redirection in controller.plan.redirects.items():
+            families["sublet_redirected_share"].add_metric([function], redirection.share)
 
     def _of_worker(self) -> Iterator[Metric]:
         host, router = self._worker.host, self._worker.router

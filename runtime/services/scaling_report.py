@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +15,16 @@ from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     PauseScaling,
     ResumeScaling,
+    ScaledInstance,
     ScaledWorker,
     ScalingDecision,
     ScalingRedirect,
     ScalingReport,
     ScalingRequest,
     ScalingSlot,
+    TryInstance,
 )
+from sublet.runtime.scaling.calibration import core_ms
 from sublet.runtime.scaling.shell import Scaling
 from sublet.scheduler.scaling.actions import Decision, Slot
 
@@ -39,18 +43,27 @@ class ScalingReports:
     async def report(self, request: ScalingRequest) -> ScalingReport:
         scaling = self._known()
         if scaling.controller.leads:
-            return report_of(self._worker, scaling, request.decisions)
+            found = report_of(self._worker, scaling, request.decisions)
+            if request.measure:
+                measured_ms = await asyncio.to_thread(core_ms)
+                found = msgspec.structs.replace(found, core_ms=measured_ms)
+            return found
         async with self._leader(request.passed_on) as leader:
             return await leader.scaling(msgspec.structs.replace(request, passed_on=True))
 
     async def administer(self, request: AdministerRequest) -> None:
         """Pause or resume a slot; return when that is stored."""
         action = request.action
-        assert isinstance(action, PauseScaling | ResumeScaling)
+        assert isinstance(action, PauseScaling | ResumeScaling | TryInstance)
         scaling = self._known()
         if not scaling.controller.leads:
             async with self._leader(request.passed_on) as leader:
                 await leader.administer(msgspec.structs.replace(request, passed_on=True))
+            return
+        if isinstance(action, TryInstance):
+            _slot(Slot.INSTANCES.value, scaling)
+            if not await scaling.try_instance(action.worker):
+                raise UnavailableError("the plan could not be stored; try again", RETRY_MS)
             return
         slot = _slot(action.slot, scaling)
         pause = isinstance(action, PauseScaling)
@@ -83,6 +96,7 @@ def report_of(worker: str, scaling: Scaling, decisions: int) -> ScalingReport:
     """Return what the controller of this worker, which leads, knows."""
     controller = scaling.controller
     settings, plan, spending = controller.settings, controller.plan, controller.spending
+    scaling.look_at_instances()
     latest = list(controller.decisions)[-decisions:]
     return ScalingReport(
         leader=worker,
@@ -111,7 +125,32 @@ def report_of(worker: str, scaling: Scaling, decisions: int) -> ScalingReport:
             ScalingRedirect(function=name, share=each.share, lessees=list(each.lessees))
             for name, each in sorted(plan.redirects.items())
         ],
+        instances=instances_of(scaling),
+        warm=controller.warm_wanted,
+        spend_forecast=controller.spend_forecast,
     )
+
+
+def instances_of(scaling: Scaling) -> list[ScaledInstance]:
+    """Return those that help, and those that were asked for and have not come."""
+    controller = scaling.controller
+    redirected: dict[str, list[str]] = {}
+    for function, each in sorted(controller.plan.redirects.items()):
+        for lessee in each.lessees:
+            redirected.setdefault(lessee, []).append(function)
+    return [
+        ScaledInstance(
+            id=each.planned.id,
+            worker=each.planned.worker,
+            state="serving" if each.serves else "starting",
+            since_ms=each.planned.since_ms,
+            until_ms=each.planned.until_ms,
+            took_ms=each.took_ms or 0.0,
+            trial=each.is_trial,
+            functions=redirected.get(each.planned.id, []),
+        )
+        for each in controller.instances
+    ]
 
 
 def workers_of(scaling: Scaling) -> list[ScaledWorker]:

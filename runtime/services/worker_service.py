@@ -56,6 +56,7 @@ from sublet.runtime.protocol.rpc import (
     StateReport,
     StateRequest,
     StatusReport,
+    TryInstance,
     answering,
 )
 from sublet.runtime.services.administration import Administration
@@ -333,7 +334,7 @@ class WorkerService:
     async def administer(self, request: AdministerRequest) -> None:
         """Change something here, or have its owner do it."""
         action = request.action
-        if isinstance(action, PauseScaling | ResumeScaling):
+        if isinstance(action, PauseScaling | ResumeScaling | TryInstance):
             await self._scaling_reports().administer(request)
             return
         if isinstance(action, DrainWorker):

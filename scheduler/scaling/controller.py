@@ -38,9 +38,10 @@ from sublet.scheduler.scaling.effects import (
     StartInstances,
     StartWorkers,
     StopWorker,
+    WarmInstances,
     WritePlan,
 )
-from sublet.scheduler.scaling.instances import Instances
+from sublet.scheduler.scaling.instances import Described, Instances
 from sublet.scheduler.scaling.intents import Ended, Pins, Starts, Stops
 from sublet.scheduler.scaling.journal import Journal
 from sublet.scheduler.scaling.observations import Observations
@@ -67,7 +68,10 @@ from sublet.scheduler.scaling.view import (
     WorkerFacts,
     irreplaceable,
 )
+from sublet.scheduler.scaling.warm import WARM_EVERY_MS, WARM_MS, NoWarmPool, WarmPool
 
+TRIAL = "trial"
+"""In place of a policy: somebody wants to see whether an instance comes."""
 RESTS = "idle"
 """In place of a policy: who decides that the last worker may go."""
 LAUNCHES_MAX = 256
@@ -84,6 +88,7 @@ class Controller:
         *,
         slos: Mapping[str, Slo] | None = None,
         unsupported: Collection[type[Action]] = (),
+        warm: WarmPool | None = None,
     ) -> None:
         """A slot without a policy is not decided about. `unsupported` is what nobody here would
         carry out. Raises ValueError if two policies want the same knob."""
@@ -107,6 +112,7 @@ class Controller:
         self._starts, self._stops = Starts(settings), Stops(settings)
         self._pins = Pins(settings)
         self._instances = Instances(settings)
+        self._warm = warm or NoWarmPool()
         self._begin(None, self.plan)
 
     def _begin(self, token: int | None, plan: Plan) -> None:
@@ -136,6 +142,7 @@ class Controller:
         self._stops.begin()
         self._pins.begin()
         self._instances.begin(token or 0)
+        self._warmed_ms = -WARM_EVERY_MS
 
     # Who leads
 
@@ -271,6 +278,18 @@ class Controller:
         self._is_dirty = True
         self._write()
 
+    def try_instance(self, worker: str, now_ms: float) -> None:
+        """Have one instance started for a worker, to see whether it comes, and how soon."""
+        because = "somebody wants to see whether an instance comes"
+        action = AddInstances(worker=worker, count=1, because=because)
+        self._want(TRIAL, Slot.INSTANCES, action, now_ms)
+        self._write()
+
+    def instances_heard(self, worker: str, names: Collection[str], now_ms: float) -> None:
+        """A worker tells who serves it, between two samples."""
+        if self.leads:
+            self._end(self._instances.heard(worker, names, now_ms))
+
     def note_loads(self, loads: Mapping[str, float]) -> None:
         """Keep the loads of partitions, or of functions for all of theirs, in the plan."""
         heaviest = dict(sorted(loads.items(), key=lambda each: -each[1])[:LOADS_MAX])
@@ -290,6 +309,7 @@ class Controller:
         if may_act:
             self._keep_count(now_ms)
             self._ask(now_ms)
+            self._keep_warm(now_ms)
             self._rest(now_ms)
             if self._is_stale and now_ms - self._written_ms >= WRITE_EVERY_MS:
                 self._is_dirty = True
@@ -477,6 +497,29 @@ class Controller:
         if sample.timer_ms is not None and sample.timer_ms < idle_after_ms:
             return f"a timer or window is due in {sample.timer_ms / 1000:.1f} s"
         return ""
+
+    # Warm environments
+
+    @property
+    def warm_wanted(self) -> int:
+        """How many environments are kept warm."""
+        room = self.settings.instances_max - len(self._instances)
+        return max(0, min(self._warm.wanted, room))
+
+    def _keep_warm(self, now_ms: float) -> None:
+        if isinstance(self._warm, NoWarmPool):
+            return
+        self._warm.observe(self.view(now_ms), now_ms)
+        count = self.warm_wanted
+        if not count or now_ms - self._warmed_ms < WARM_EVERY_MS:
+            return
+        if self.settings.dry_run or Slot.INSTANCES in self._paused or self._spending.is_exhausted:
+            return
+        self._warmed_ms = now_ms
+        moment = self._instance_hour * WARM_MS / 3_600_000
+        self._spending.charge(count * (self.settings.price_request + moment))
+        self._is_stale = True
+        self._effects.append(WarmInstances(count))
 
     # Money
 
@@ -712,7 +755,10 @@ class Controller:
             case AddInstances():
                 room = self.settings.instances_max - len(self._instances)
                 count = min(action.count, room)
-                self._instances.add(action.worker, count, decision, number, self._wall_ms)
+                if decision.policy == TRIAL:
+                    self._instances.add_trial(action.worker, decision, number, self._wall_ms)
+                else:
+                    self._instances.add(action.worker, count, decision, number, self._wall_ms)
             case ReleaseInstances():
                 self._end(self._instances.release(action.worker, action.count))
                 self._applying.append((number, decision))
@@ -741,6 +787,17 @@ class Controller:
     def decisions(self) -> Sequence[Decision]:
         """The last thousand, oldest first."""
         return self._journal.decisions
+
+    @property
+    def instances(self) -> Sequence[Described]:
+        """Those that are wanted, and what is known of each."""
+        return self._instances.described()
+
+    @property
+    def spend_forecast(self) -> float:
+        """What will have been spent at the end of the cap's period, or of a day, if all stays as it
+        is."""
+        return self._spending.expected(self.price_hour, self._wall_ms)
 
     def slots(self) -> list[SlotStatus]:
         """Return who decides what, and what it sees."""

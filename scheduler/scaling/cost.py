@@ -85,8 +85,9 @@ class Spending:
         return self.share >= 1.0
 
     def expected(self, price_hour: float, wall_ms: float) -> float:
-        """Return what will have been spent at the end of the period, if nothing changes."""
+        """Return what will have been spent at the end of the period, if nothing changes; without a
+        cap, what a day costs."""
         if self.cap is None:
-            return self.spent.period
+            return price_hour * PERIODS_MS["day"] / HOUR_MS
         left_ms = self.cap.period_ms - (wall_ms - self.spent.period_since_ms)
         return self.spent.period + price_hour * max(0.0, left_ms) / HOUR_MS

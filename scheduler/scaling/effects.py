@@ -43,6 +43,14 @@ class StartInstances:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmInstances:
+    """Have so many environments of instances run for a moment, so that their service keeps them.
+    Nobody answers."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Something that people should hear of."""
 
@@ -51,4 +59,4 @@ class Report:
     warning: bool = False
 
 
-Effect = WritePlan | StartWorkers | StopWorker | StartInstances | Report
+Effect = WritePlan | StartWorkers | StopWorker | StartInstances | WarmInstances | Report

@@ -19,6 +19,8 @@ from sublet.scheduler.scaling.signals import SILENT_MS
 
 MARK = "+"
 """Names of instances begin with it, on links, too."""
+TRIAL_MS = 2_000.0
+"""So long an instance stays that was only asked for to see whether it comes."""
 
 
 @dataclass(slots=True)
@@ -30,6 +32,34 @@ class _Wanted:
     acted_ms: float | None = None
     heard_ms: float | None = None
     """When its worker has last told of it."""
+    came_ms: float | None = None
+    """When its worker has told of it first."""
+    is_trial: bool = False
+    """Nobody lends to it, and no policy knows of it."""
+
+    def is_over(self, now_ms: float) -> bool:
+        """Tell whether it has gone, or has shown what it was to show."""
+        if self.heard_ms is None or self.came_ms is None:
+            return False
+        is_shown = self.is_trial and now_ms - self.came_ms >= TRIAL_MS
+        return is_shown or now_ms - self.heard_ms >= SILENT_MS
+
+    @property
+    def took_ms(self) -> float | None:
+        """How long it took until it served; None if that is not known."""
+        if self.came_ms is None or self.acted_ms is None or not self.number:
+            return None
+        return self.came_ms - self.acted_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An instance, for people."""
+
+    planned: Instance
+    serves: bool
+    took_ms: float | None
+    is_trial: bool
 
 
 class Instances:
@@ -71,9 +101,14 @@ class Instances:
             planned = Instance(name, worker, since_ms, since_ms + int(self._life_ms))
             self._wanted[name] = _Wanted(planned, decision, number)
 
+    def add_trial(self, worker: str, decision: Decision, number: int, wall_ms: float) -> None:
+        """Want one to see whether it comes, and how soon."""
+        self.add(worker, 1, decision, number, wall_ms)
+        self._wanted[f"{self._prefix}{self._count}"].is_trial = True
+
     def release(self, worker: str, count: int) -> list[Ended]:
         """Do without so many of a worker's: those first that have not come."""
-        mine = [each for each in self._wanted.values() if each.planned.worker == worker]
+        mine = [each for each in self._helping() if each.planned.worker == worker]
         mine.sort(key=lambda each: (each.heard_ms is not None, -each.planned.since_ms))
         return [
             ended
@@ -89,19 +124,26 @@ class Instances:
         """How many have been started and have not ended, as far as is known: they cost money."""
         return sum(1 for each in self._wanted.values() if each.acted_ms is not None)
 
+    def _helping(self) -> list[_Wanted]:
+        return [each for each in self._wanted.values() if not each.is_trial]
+
+    def described(self) -> list[Described]:
+        return [
+            Described(each.planned, each.heard_ms is not None, each.took_ms, each.is_trial)
+            for each in self._wanted.values()
+        ]
+
     def serving(self) -> Mapping[str, Sequence[str]]:
         """Return worker to the instances that serve it now."""
         found: dict[str, list[str]] = {}
-        for name, each in self._wanted.items():
+        for each in self._helping():
             if each.heard_ms is not None:
-                found.setdefault(each.planned.worker, []).append(name)
+                found.setdefault(each.planned.worker, []).append(each.planned.id)
         return found
 
     def starting(self) -> Mapping[str, int]:
         """Return worker to how many were asked for and have not come."""
-        return Counter(
-            each.planned.worker for each in self._wanted.values() if each.heard_ms is None
-        )
+        return Counter(each.planned.worker for each in self._helping() if each.heard_ms is None)
 
     def act(self, number: int, now_ms: float) -> list[Instance]:
         """Return those that the stored plan has, and that are not started yet."""
@@ -118,6 +160,7 @@ class Instances:
             if each is None or each.planned.worker != worker:
                 continue  # The worker lets it go when it reads the plan.
             if each.heard_ms is None:
+                each.came_ms = now_ms
                 if each.decision is not None and each.acted_ms is not None:
                     self.start_ms += 0.3 * (now_ms - each.acted_ms - self.start_ms)
                 ended += self._came(each)
@@ -149,7 +192,7 @@ class Instances:
                 ended += self._drop(each, Ending.FAILED, f"{planned.worker} has left")
             elif wall_ms >= planned.until_ms:
                 ended += self._drop(each, Ending.TIMED_OUT, "its time was over before it had come")
-            elif each.heard_ms is not None and now_ms - each.heard_ms >= SILENT_MS:
+            elif each.is_over(now_ms):
                 ended += self._drop(each, Ending.DONE, "")
             elif (
                 each.heard_ms is None

@@ -30,7 +30,7 @@ _MEANING = {
     "queue": "it waited in the worker's queue",
     "batch": "it waited for its batch to fill",
     "state": "its state was read from the store",
-    "away": "it was lent to a peer, and waited for its turn there",
+    "away": "it was lent to a peer or an instance, and waited for its turn there",
     "running": "the handler ran, including the calls it waited for",
     "committing": "the store committed",
     "wire and reply": "it was in transit, or its caller was slow to read the reply",

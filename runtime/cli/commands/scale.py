@@ -34,7 +34,9 @@ def status(where: Where, as_json: bool) -> None:
     typer.echo(f"workers: {wanted} wanted, {report.workers_min}..{report.workers_max} allowed{dry}")
     typer.echo(f"leader: {report.leader}")
     if report.price_hour or report.spent:
-        typer.echo(f"cost: {_money(report)}")
+        typer.echo(f"cost: {money_text(report)}")
+    if report.warm:
+        typer.echo(f"warm: {report.warm} environments of instances are kept")
     typer.echo("")
     bursts = any(each.slot == "instances" for each in report.slots)
     print_table(
@@ -66,6 +68,7 @@ def status(where: Where, as_json: bool) -> None:
             for each in report.slots
         ],
     )
+    show_instances(report)
     if report.redirects:
         typer.echo("")
         print_table(
@@ -116,11 +119,37 @@ def _plain(report: ScalingReport, without: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if name not in without}
 
 
-def _money(report: ScalingReport) -> str:
+def money_text(report: ScalingReport) -> str:
     text = f"{report.price_hour:g} an hour now, {report.spent:.4g} so far"
     if report.spend_cap:
-        text += f"; {report.spent_period:.4g} of the cap of {report.spend_cap}"
+        text += (
+            f"; {report.spent_period:.4g} of the cap of {report.spend_cap}, "
+            f"{report.spend_forecast:.4g} expected by the end of its period"
+        )
+    else:
+        text += f"; {report.spend_forecast:.4g} a day if all stays as it is"
     return text
+
+
+def show_instances(report: ScalingReport) -> None:
+    """Print the instances and what each does, if there are any."""
+    if not report.instances:
+        return
+    typer.echo("")
+    print_table(
+        ("instance", "serves", "state", "came after", "until", "runs"),
+        [
+            (
+                each.id,
+                each.worker,
+                "trial" if each.trial else each.state,
+                duration_text(each.took_ms) if each.took_ms else "-",
+                time_text(each.until_ms),
+                ", ".join(each.functions) or "-",
+            )
+            for each in report.instances
+        ],
+    )
 
 
 def _told(decision: ScalingDecision) -> list[str]:

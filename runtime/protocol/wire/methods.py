@@ -48,6 +48,7 @@ from sublet.runtime.protocol.rpc import (
     ReplayDeadLetter,
     RequestTimes,
     ResumeScaling,
+    ScaledInstance,
     ScaledWorker,
     ScalingDecision,
     ScalingRedirect,
@@ -63,6 +64,7 @@ from sublet.runtime.protocol.rpc import (
     StateReport,
     StateRequest,
     StatusReport,
+    TryInstance,
 )
 from sublet.runtime.protocol.wire.codecs import (
     Codec,
@@ -353,6 +355,7 @@ ADMINISTER = Method(
             cancel_request=SoleField(CancelRequest, "cancel_request", Name()),
             pause_scaling=SoleField(PauseScaling, "pause_scaling", Name()),
             resume_scaling=SoleField(ResumeScaling, "resume_scaling", Name()),
+            try_instance=SoleField(TryInstance, "try_instance", Name()),
         ),
     ),
     NOTHING,
@@ -374,6 +377,7 @@ SCALING = Method(
         workers=Each(ProtobufCodec(ScaledWorker, pb.ScaledWorker)),
         slots=Each(ProtobufCodec(ScalingSlot, pb.ScalingSlot)),
         redirects=Each(ProtobufCodec(ScalingRedirect, pb.ScalingRedirect)),
+        instances=Each(ProtobufCodec(ScaledInstance, pb.ScaledInstance)),
         decisions=Each(ProtobufCodec(ScalingDecision, pb.ScalingDecision, ended_wall_ms=OrNone())),
     ),
 )

@@ -112,6 +112,8 @@ class LambdaLocal:
         self.environments: list[Environment] = []
         """All that have not ended."""
         self.records: deque[Record] = deque(maxlen=RECORDS_KEPT)
+        self.accepted: deque[bytes] = deque(maxlen=RECORDS_KEPT)
+        """Payloads of events, as they came."""
         self.roles: dict[str, dict[str, str]] = {}
         """Name to tags."""
         self.policies: dict[str, set[str]] = {}
@@ -247,6 +249,7 @@ class LambdaLocal:
         for _ in range(self.behaviour.deliveries):
             if not deployed.fleet.put(Event(id_, payload, now_s, now_s)):
                 raise RigError(429, "TooManyRequestsException", "Too many events wait.")
+        self.accepted.append(payload)
         self._pump()
         return id_
 
