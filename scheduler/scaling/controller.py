@@ -599,6 +599,7 @@ class Controller:
             traffic_of=observed.traffic,
             under_way=under_way,
             growth=not self._why_no_growth(now_ms),
+            may_spend=not self._spending.is_exhausted,
         )
 
     def _ask(self, now_ms: float) -> None:

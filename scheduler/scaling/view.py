@@ -242,6 +242,8 @@ class ClusterView:
     """Targets of actions that have not ended."""
     growth: bool = True
     """More workers may be asked for: no cap is reached, and none fails to start."""
+    may_spend: bool = True
+    """Whether the spend cap leaves room. Instances come even where workers do not start."""
 
     @property
     def serving(self) -> list[WorkerView]:

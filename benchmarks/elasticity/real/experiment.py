@@ -3,6 +3,7 @@
     .venv/bin/python -m benchmarks.elasticity.real [--quick] [--keep] [--together N]
     .venv/bin/python -m benchmarks.elasticity.real --stela
     .venv/bin/python -m benchmarks.elasticity.real --henge [--minutes 20]
+    .venv/bin/python -m benchmarks.elasticity.real --bursts
 
 Handlers wait, so that what a worker can do does not depend on cores (`real/apps.py`): two runs at
 once, 200 ms each. `--together` runs so many clusters at a time. Every count is compared with what
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from benchmarks.elasticity.keep import folder, verdict, write
-from benchmarks.elasticity.real import apps
+from benchmarks.elasticity.real import apps, bursts
 from benchmarks.elasticity.real.cluster import Cluster, Load, Seen, cluster
 from benchmarks.elasticity.real.plots import plot_flows, plot_policies, plot_tenants
 from benchmarks.harness import machine
@@ -443,6 +444,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--stela", action="store_true", help="which function gets a new worker")
     parser.add_argument("--henge", action="store_true", help="how two tenants share")
+    parser.add_argument("--bursts", action="store_true", help="instances of a local AWS Lambda")
     parser.add_argument("--minutes", type=float, default=20.0, help="of --henge")
     parser.add_argument("--quick", action="store_true", help="to see that it works, not to cite")
     parser.add_argument("--keep", action="store_true", help="replace the kept results")
@@ -461,6 +463,15 @@ def main() -> None:
         cases = [(app, placement) for app in FLOWS for placement in ("even", "stela")]
         found = run([grown(*case, phase_s, bars) for case in cases])
         show_stela(found, kept, busy)
+    elif arguments.bursts:
+        phases = bursts.Phases(20, 12, 5) if quick else bursts.Phases(40, 40, 10)
+
+        def tell(case: str) -> Callable[[Seen], None]:
+            task = bars.add(case, phases.total_s)
+            return lambda seen: bars.tell(task, seen)
+
+        found = run([bursts.burst(case, phases, tell(case)) for case in bursts.CASES])
+        bursts.show(found, phases, kept, busy)
     elif arguments.henge:
         seconds = 60 if quick else round(60 * arguments.minutes)
         found = run([tenants(case, seconds, bars) for case in CASES])

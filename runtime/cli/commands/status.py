@@ -14,7 +14,12 @@ import msgspec
 import typer
 
 from sublet.functions.duration import milliseconds
-from sublet.functions.errors import SubletError, UnavailableError
+from sublet.functions.errors import (
+    RejectedError,
+    RetryLaterError,
+    SubletError,
+    UnavailableError,
+)
 from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
 from sublet.runtime.cli.exit_codes import UsageError, exit_with
 from sublet.runtime.cli.table import print_table
@@ -25,6 +30,7 @@ from sublet.runtime.protocol.rpc import (
     FunctionCost,
     FunctionDescription,
     FunctionLeases,
+    ScalingRequest,
     StatusReport,
 )
 
@@ -55,16 +61,52 @@ def status(where: Where, interval: str, as_json: bool) -> None:
         first = await cluster_reports(reached)
         started_s = time.perf_counter()
         if not interval_s:
-            return describe(reached.report, first, {}, 0)
+            return describe(reached.report, first, {}, 0) | await _bursts(reached)
         await asyncio.sleep(interval_s)
         second = await cluster_reports(reached)
-        return describe(reached.report, second, first, time.perf_counter() - started_s)
+        elapsed_s = time.perf_counter() - started_s
+        return describe(reached.report, second, first, elapsed_s) | await _bursts(reached)
 
     described = ask(where, question, as_json)
     if as_json:
         typer.echo(json.dumps({"ok": True, **described}))
     else:
         _show(described)
+
+
+async def _bursts(reached: Reached) -> dict[str, Any]:
+    """Return what is known of instances and money; nothing where the cluster has neither."""
+    try:
+        report = await reached.client.scaling(ScalingRequest(decisions=1))
+    except (RejectedError, RetryLaterError):
+        return {}  # It does not scale, or nobody leads just now.
+    if not any(each.slot == "instances" for each in report.slots) and not report.price_hour:
+        return {}
+    states = Counter(each.state for each in report.instances)
+    return {
+        "bursts": {
+            "serving": states["serving"],
+            "starting": states["starting"],
+            "warm": report.warm,
+            "redirected": {each.function: each.share for each in report.redirects},
+            "price_hour": report.price_hour,
+            "spent": report.spent,
+            "spend_forecast": report.spend_forecast,
+        }
+    }
+
+
+def _show_bursts(bursts: Mapping[str, Any]) -> None:
+    shares = ", ".join(f"{share:.0%} of {name}" for name, share in bursts["redirected"].items())
+    typer.echo(
+        f"\ninstances: {bursts['serving']} serving, {bursts['starting']} starting, "
+        f"{bursts['warm']} kept warm; redirected: {shares or 'nothing'}"
+    )
+    if bursts["price_hour"] or bursts["spent"]:
+        typer.echo(
+            f"cost: {bursts['price_hour']:g} an hour now, {bursts['spent']:.4g} so far, "
+            f"{bursts['spend_forecast']:.4g} expected; `sublet scale status` has more"
+        )
 
 
 def functions(where: Where, as_json: bool) -> None:
@@ -322,6 +364,8 @@ def _show(described: dict[str, Any]) -> None:
         ),
         [_worker_row(each) for each in described["workers"]],
     )
+    if "bursts" in described:
+        _show_bursts(described["bursts"])
     typer.echo("\nfunctions")
     print_table(
         ("  function", "kind", "partitions", "placed", "queued", "cost of a run", "then"),

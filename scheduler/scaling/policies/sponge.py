@@ -92,7 +92,7 @@ class Sponge:
             if wanted > have:
                 count = min(wanted - have, room)
                 room -= max(0, count)
-                if count <= 0 or not cluster.growth:
+                if count <= 0 or not cluster.may_spend:
                     continue
                 actions.append(AddInstances(worker=worker.id, count=count, because=because))
             elif wanted < have:
