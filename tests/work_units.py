@@ -23,6 +23,7 @@ WITH_SPARK_OF_THEIR_OWN = (
 
 SHARE_NOTHING = (
     "tests/contract/test_store_model.py",
+    "tests/integration/test_bursts_on_lambda.py",
     "tests/integration/test_code_over_time.py",
     "tests/integration/test_code_versions.py",
     "tests/integration/test_development.py",
@@ -55,6 +56,7 @@ LONGEST = (
     "tests/integration/test_examples.py",
     "tests/integration/test_drain_behind_balancer.py",
     "tests/integration/test_scaling.py",
+    "tests/integration/test_bursts_on_lambda.py",
     "tests/integration/test_rolling_restart.py",
     "tests/contract/test_store_model.py",
     "tests/integration/test_documentation.py",

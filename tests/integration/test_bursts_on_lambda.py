@@ -7,6 +7,8 @@ import asyncio
 import json
 import os
 import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from sublet.runtime.testing.lambda_local import Behaviour, LambdaLocal, serve
 from sublet.scheduler.scaling.plan import Plan
 from tests.integration.cluster import until
+from tests.integration.fork_server import PROJECT
 from tests.integration.lambda_functions import CREDENTIALS, INSTANCE, Functions
 from tests.integration.test_scaling import PATIENCE_S, Run, load, redirected, running
 
@@ -117,7 +120,7 @@ async def test_environments_help_through_a_burst_and_are_used_again_in_the_next(
             await found.helped()
         await found.over()
         cold = [each.cold for each in found.rig.records]
-        async with load(found.address, calls=calls):
+        async with load(found.address):
             await found.rig.until_running(1)
             await found.helped()
         await found.over()
@@ -168,7 +171,7 @@ async def test_an_old_invitation_and_one_that_comes_late_are_refused(tmp_path: P
         # A new one, that takes until it is not wanted any more.
         found.rig.reclaim()
         found.rig.behave(cold_start_s=600.0)
-        async with load(found.address, calls=calls):
+        async with load(found.address):
             await found.plan_has(lambda plan: bool(plan.instances))
         await found.plan_has(lambda plan: not plan.instances)
         last = found.rig.accepted[-1]
@@ -235,3 +238,119 @@ async def test_at_the_spend_cap_instances_go_and_work_stays_at_home(tmp_path: Pa
         # Two instances, a second each.
         assert 0.5 <= spent <= 0.5 + 2 * 0.05 * 1.5
         assert found.run.events("the spend cap is near")
+
+
+# By hand
+
+
+async def sublet(*arguments: str) -> tuple[int, str]:
+    """Run a command; return its exit code, and what it has written."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sublet", *arguments), cwd=PROJECT, stdout=PIPE, stderr=STDOUT
+    )
+    output, _ = await process.communicate()
+    return process.returncode or 0, output.decode()
+
+
+async def test_one_instance_can_be_tried_and_is_measured(tmp_path: Path) -> None:
+    async with burst(tmp_path) as found:
+        settings = ("instances=lambda:f", f"aws_endpoint={found.rig.url}", "aws_region=us-east-1")
+        given = [part for each in settings for part in ("--set", each)]
+        where = ("--connect", found.address)
+        code, output = await sublet("burst", "test", *where, *given)
+        assert code == 0, output
+        assert "dialled in to" in output
+        assert "of a worker's core" in output
+        await found.over()
+        _, explained = await sublet("scale", "explain", *where)
+        assert "(trial)" in explained
+        found.rig.behave(refuses_events=True)
+        code, output = await sublet("burst", "test", *where, *given)
+
+        assert code == 2
+        assert "did not come: lambda f is throttled" in output
+
+
+async def test_environments_are_kept_warm_and_what_helps_is_shown(tmp_path: Path) -> None:
+    async with burst(tmp_path, warm="multiple:5", price_gb_second="0.00002") as found:
+        # Enough for a usual load that five times of it takes instances.
+        async with load(found.address, 1) as calls:
+            async with asyncio.timeout(PATIENCE_S):
+                await found.rig.until(lambda rig: any(b"warm-up" in r.payload for r in rig.records))
+        warmed = [each for each in found.rig.records if b"warm-up" in each.payload]
+        assert {each.answer for each in warmed} == {b'{"warm": true}'}
+        async with load(found.address):
+            await found.helped()
+            code, status = await sublet("scale", "status", "--connect", found.address)
+            _, shown = await sublet("status", "--connect", found.address, "--interval", "0s")
+        await found.over()
+
+        assert code == 0
+        assert "environments of instances are kept" in status or "serving" in status
+        assert "waits/count" in status
+        assert "a day if all stays as it is" in status
+        assert "instances: " in shown
+        invited = [each for each in found.rig.records if b'"instance"' in each.payload]
+        assert not all(each.cold for each in invited)
+
+
+async def test_an_app_is_deployed_helps_and_is_removed(tmp_path: Path) -> None:
+    """With its whole package: nothing that is installed here is there."""
+    async with serve() as rig:
+        aws = ("--name", "f", "--aws-endpoint", rig.url)
+        code, output = await sublet("burst", "deploy", APP, *aws, "--dry-run")
+        assert code == 0, output
+        assert "would create function f" in output
+        assert not rig.functions
+        code, output = await sublet("burst", "deploy", APP, *aws)
+        assert code == 0, output
+        assert "uploading: 100 %" in output
+        function = rig.function("f")
+        assert (function.retries, function.event_age_s, function.timeout_s) == (0, 60, 900)
+        assert function.handler == "sublet.runtime.faas.handle"
+        given = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
+        given += ["--set", f"aws_endpoint={rig.url}"]
+        async with running(tmp_path, "1..1", "fixed:workers=1", *given) as run:
+            view = await run.until(lambda view: bool(view.placement) and bool(view.lead.holder))
+            found = Burst(
+                rig,
+                await asyncio.to_thread(Functions, rig),
+                run,
+                next(iter(view.members.values())).address,
+            )
+            async with load(found.address):
+                await found.helped()
+            await found.over()
+            assert not found.refused()
+        code, output = await sublet("burst", "deploy", APP, *aws)
+        assert "nothing to do" in output
+        code, output = await sublet("burst", "remove", *aws, "--yes")
+
+        assert code == 0, output
+        assert (rig.functions, rig.roles) == ([], {})
+
+
+async def test_a_function_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    async with serve() as rig:
+        functions = await asyncio.to_thread(Functions, rig)
+        await functions.create(INSTANCE)
+        code, output = await sublet("burst", "remove", "--name", "f", "--aws-endpoint", rig.url)
+
+        assert code == 2
+        assert "has not made the function 'f'; nothing was changed" in output
+        assert rig.functions == ["f"]
+
+
+@pytest.mark.parametrize(
+    ("instances", "told"),
+    [
+        ("local", "need no deployment"),
+        ("https://faas.test/", "deployed by its own tools"),
+        ("", "give a --name"),
+    ],
+)
+async def test_where_there_is_nothing_to_deploy_that_is_said(instances: str, told: str) -> None:
+    code, output = await sublet("burst", "deploy", APP, "--set", f"instances={instances}")
+
+    assert code == 2
+    assert told in output

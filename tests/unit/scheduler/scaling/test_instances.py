@@ -254,3 +254,36 @@ def test_what_a_successor_finds_is_paid_from_where_it_was_counted_last(
 
     gained = cluster.controller.spending.spent.total - spent
     assert gained == pytest.approx(2 * GB_SECOND * 31, rel=0.2)
+
+
+# To see whether one comes
+
+
+def test_a_trial_is_started_known_to_no_policy_and_leaves_by_itself(cluster: Bursting) -> None:
+    cluster.controller.try_instance("w0", cluster.now_ms)
+    cluster.carry_out()
+    (asked,) = cluster.asked
+    cluster.dial_in()
+    assert cluster.policy.seen[0].instances == {}
+    (described,) = cluster.controller.instances
+    assert described.is_trial
+    assert described.serves
+    assert described.took_ms is not None
+    cluster.want(ReleaseInstances(worker="w0", count=1))
+    assert cluster.planned == [asked.id]
+    cluster.tick(3)
+
+    assert cluster.planned == []
+    (decision,) = (each for each in cluster.controller.decisions if each.policy == "trial")
+    assert decision.outcome is not None
+    assert decision.outcome.ending is Ending.DONE
+
+
+def test_a_trial_that_cannot_be_started_says_why(cluster: Bursting) -> None:
+    cluster.controller.try_instance("w0", cluster.now_ms)
+    cluster.carry_out()
+    cluster.controller.failed(cluster.asked[0].id, "throttled", cluster.now_ms)
+    (decision,) = (each for each in cluster.controller.decisions if each.policy == "trial")
+
+    assert decision.outcome is not None
+    assert decision.outcome.detail == "throttled"
