@@ -110,7 +110,9 @@ OfFunction = Annotated[
 PipelineName = Annotated[
     str, typer.Argument(metavar="NAME", help="Name from `sublet pipelines list`.")
 ]
-ScalingSlot = Annotated[str, typer.Argument(metavar="SLOT", help="workers, placement, shares or instances.")]
+ScalingSlot = Annotated[
+    str, typer.Argument(metavar="SLOT", help="workers, placement, shares or instances.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")]
 
 Http = Annotated[

@@ -68,7 +68,13 @@ from sublet.scheduler.scaling.view import (
     WorkerFacts,
     irreplaceable,
 )
-from sublet.scheduler.scaling.warm import WARM_EVERY_MS, WARM_MS, NoWarmPool, WarmPool
+from sublet.scheduler.scaling.warm import (
+    WARM_AGAIN_MS,
+    WARM_EVERY_MS,
+    WARM_MS,
+    NoWarmPool,
+    WarmPool,
+)
 
 TRIAL = "trial"
 """In place of a policy: somebody wants to see whether an instance comes."""
@@ -143,6 +149,8 @@ class Controller:
         self._pins.begin()
         self._instances.begin(token or 0)
         self._warmed_ms = -WARM_EVERY_MS
+        self._warmed = 0
+        """How many environments were invoked then."""
 
     # Who leads
 
@@ -511,11 +519,13 @@ class Controller:
             return
         self._warm.observe(self.view(now_ms), now_ms)
         count = self.warm_wanted
-        if not count or now_ms - self._warmed_ms < WARM_EVERY_MS:
+        # All are invoked again: those that are warm would take what is meant for new ones.
+        every_ms = WARM_AGAIN_MS if count > self._warmed else WARM_EVERY_MS
+        if not count or now_ms - self._warmed_ms < every_ms:
             return
         if self.settings.dry_run or Slot.INSTANCES in self._paused or self._spending.is_exhausted:
             return
-        self._warmed_ms = now_ms
+        self._warmed_ms, self._warmed = now_ms, count
         moment = self._instance_hour * WARM_MS / 3_600_000
         self._spending.charge(count * (self.settings.price_request + moment))
         self._is_stale = True

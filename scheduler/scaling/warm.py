@@ -10,6 +10,8 @@ from typing import Protocol
 from sublet.scheduler.scaling.view import ClusterView
 
 WARM_EVERY_MS = 60_000.0
+WARM_AGAIN_MS = 5_000.0
+"""If more are wanted than were invoked, the minute is not waited for; but so much is."""
 WARM_MS = 100.0
 """No invocation that keeps an environment warm takes longer; so much is paid for."""
 MULTIPLE = 5.0

@@ -54,6 +54,17 @@ def test_environments_are_kept_warm_once_a_minute_within_the_bound() -> None:
     assert pool.observed >= 60
 
 
+def test_more_that_are_wanted_are_not_waited_for() -> None:
+    cluster = Warming(pool := Wants(1))
+    cluster.tick(2)
+    pool.wanted = 3
+    cluster.tick(10)
+    pool.wanted = 2
+    cluster.tick(40)
+
+    assert cluster.warmed == [1, 3]
+
+
 def test_what_keeps_them_warm_is_charged() -> None:
     prices = {"price_gb_second": 1.0, "instance_gb": 2.0, "price_request": 0.5}
     cluster = Warming(Wants(3), **prices)
