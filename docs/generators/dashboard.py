@@ -212,6 +212,7 @@ def panels() -> Iterator[Panel]:
                 f"{_rate('sublet_redirected')} / {_rate('sublet_messages')}",
                 f"{of_function} redirected",
             ),
+            (_gauge("sublet_redirected_share", "function"), f"{of_function} to be redirected"),
             (
                 f"{_rate('sublet_messages_local_only')} / {_rate('sublet_messages')}",
                 f"{of_function} local only",
@@ -347,6 +348,7 @@ def panels() -> Iterator[Panel]:
             (_gauge("sublet_workers", "state"), "{{state}}"),
             (_gauge("sublet_workers_wanted", "job"), "wanted"),
             (_gauge("sublet_instances", "state"), "instances {{state}}"),
+            (_gauge("sublet_instances_warm", "job"), "instances kept warm"),
             (_gauge("sublet_scaling_leads", "instance"), f"{of_worker} leads"),
         ),
     )
@@ -381,8 +383,12 @@ def panels() -> Iterator[Panel]:
     yield Panel(
         "Spending",
         "short",
-        "What workers and instances cost a second, in the currency of the prices.",
-        ((_rate("sublet_spend", "job"), "cost"),),
+        "What workers and instances cost in a day at the rate of now, and what will have been "
+        "spent at the end of the cap's period; in the currency of the prices.",
+        (
+            (f"86400 * {_rate('sublet_spend', 'job')}", "a day"),
+            (_gauge("sublet_spend_forecast", "job"), "forecast"),
+        ),
     )
     yield Panel(
         "Clients and frames",
