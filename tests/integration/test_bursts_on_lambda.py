@@ -116,7 +116,7 @@ async def test_environments_help_through_a_burst_and_are_used_again_in_the_next(
     tmp_path: Path,
 ) -> None:
     async with burst(tmp_path) as found:
-        async with load(found.address) as calls:
+        async with load(found.address):
             await found.helped()
         await found.over()
         cold = [each.cold for each in found.rig.records]
@@ -160,7 +160,7 @@ async def test_an_event_that_comes_twice_has_one_instance(tmp_path: Path) -> Non
 
 async def test_an_old_invitation_and_one_that_comes_late_are_refused(tmp_path: Path) -> None:
     async with burst(tmp_path) as found:
-        async with load(found.address) as calls:
+        async with load(found.address):
             await found.helped()
         await found.over()
         # An old one, after its instance has left.
@@ -274,7 +274,7 @@ async def test_one_instance_can_be_tried_and_is_measured(tmp_path: Path) -> None
 async def test_environments_are_kept_warm_and_what_helps_is_shown(tmp_path: Path) -> None:
     async with burst(tmp_path, warm="multiple:5", price_gb_second="0.00002") as found:
         # Enough for a usual load that five times of it takes instances.
-        async with load(found.address, 1) as calls:
+        async with load(found.address, 1):
             async with asyncio.timeout(PATIENCE_S):
                 await found.rig.until(lambda rig: any(b"warm-up" in r.payload for r in rig.records))
         warmed = [each for each in found.rig.records if b"warm-up" in each.payload]
