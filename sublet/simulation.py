@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublet.runtime.simulation.elastic.report import ElasticReport, plot_elastic
-from sublet.runtime.simulation.elastic.simulation import ElasticSimulation, Scaling
+from sublet.runtime.simulation.elastic.simulation import ElasticSimulation, Instances, Scaling
 from sublet.runtime.simulation.engine.app_functions import SimulationError
 from sublet.runtime.simulation.engine.ledger import ConservationError
 from sublet.runtime.simulation.reports.plot import plot_distributions
@@ -54,6 +54,7 @@ __all__ = [
     "EvenKeys",
     "Exponential",
     "FunctionReport",
+    "Instances",
     "Latency",
     "Load",
     "Lognormal",

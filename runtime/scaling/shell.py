@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from sublet.functions.app import Function
+from sublet.functions.state.partial import runs_in_parts
 from sublet.functions.errors import RetryLaterError, SubletError
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.protocol.handover_messages import Sampled
@@ -308,6 +309,8 @@ class Scaling:
             tenant=function.tenant,
             slo_ms=function.slo_ms,
             lendable=function.burst,
+            mergeable=function.kind == "stateless" or runs_in_parts(function),
+            slide_ms=None if function.window is None else function.window.slide_ms,
         )
 
     def _note_loads(self, now_ms: float) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 import xxhash
 
-from sublet.scheduler.scaling.plan import Plan
+from sublet.scheduler.scaling.plan import OWN_INSTANCES, Plan
 
 WORTH_FACTOR = 3.0
 """A message has to cost so many times what lending it costs."""
@@ -104,10 +104,21 @@ class StandingLeases:
 
     def _wanted(self, plan: Plan) -> dict[str, tuple[float, tuple[str, ...]]]:
         # Each worker has its share at its own instances, and knows no others.
+        own = tuple(each.id for each in plan.instances if each.worker == self._worker)
         others = {each.id for each in plan.instances if each.worker != self._worker}
         found = {
-            function: (each.share, tuple(name for name in each.lessees if name not in others))
+            function: (each.share, self._resolved(each.lessees, own, others))
             for function, each in plan.redirects.items()
             if each.share > 0
         }
         return {function: each for function, each in found.items() if each[1]}
+
+    def _resolved(
+        self, lessees: Sequence[str], own: tuple[str, ...], others: Collection[str]
+    ) -> tuple[str, ...]:
+        if tuple(lessees) == (OWN_INSTANCES,):
+            return own
+        named = [each for each in lessees if each not in others]
+        if OWN_INSTANCES not in named:
+            return tuple(named)
+        return tuple(dict.fromkeys([*(each for each in named if each != OWN_INSTANCES), *own]))

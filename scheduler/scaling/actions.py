@@ -95,6 +95,17 @@ class Redirect(Action, frozen=True, kw_only=True, tag="redirect"):
         return f"messages of {self.function}"
 
 
+class Provision(Action, frozen=True, kw_only=True, tag="provision"):
+    """Keep at least so many workers, within the bounds, whatever the policy for workers wants: a
+    burst lasts, or bursts come so often that workers are cheaper. 0: none."""
+
+    workers: int
+
+    @property
+    def target(self) -> str:
+        return "workers for bursts"
+
+
 class Migrate(Action, frozen=True, kw_only=True, tag="migrate"):
     """Move a partition to a worker."""
 
@@ -178,6 +189,7 @@ AnyAction = (
     | AddInstances
     | ReleaseInstances
     | Redirect
+    | Provision
     | Migrate
     | Weigh
     | Share
@@ -189,7 +201,7 @@ AnyAction = (
 
 ACTIONS: Mapping[Slot, frozenset[type[Action]]] = {
     Slot.WORKERS: frozenset({AddWorkers, DrainWorker}),
-    Slot.INSTANCES: frozenset({AddInstances, ReleaseInstances, Redirect, Throttle}),
+    Slot.INSTANCES: frozenset({AddInstances, ReleaseInstances, Redirect, Provision, Throttle}),
     Slot.PLACEMENT: frozenset({Migrate, Weigh, Redirect, Split, Merge}),
     Slot.SHARES: frozenset({Share, Redirect}),
     Slot.REPLICAS: frozenset({Replicate}),

@@ -25,6 +25,7 @@ from sublet.scheduler.scaling.actions import (
     Ending,
     Migrate,
     Outcome,
+    Provision,
     Redirect,
     ReleaseInstances,
     Share,
@@ -47,6 +48,7 @@ from sublet.scheduler.scaling.journal import Journal
 from sublet.scheduler.scaling.observations import Observations
 from sublet.scheduler.scaling.plan import (
     LOADS_MAX,
+    OWN_INSTANCES,
     PINS_MAX,
     REDIRECTS_MAX,
     SHARES_MAX,
@@ -132,6 +134,7 @@ class Controller:
         """There is something to write that is not urgent."""
         self._written_ms = -WRITE_EVERY_MS
         self._workers = plan.workers
+        self._floor = plan.floor
         self._missing_ms: float | None = None
         """Since when there have been fewer workers than are wanted."""
         self._weights = dict(plan.weights)
@@ -348,6 +351,7 @@ class Controller:
             self._inherited,
             **own,
             workers=self._workers,
+            floor=self._floor,
             launches=self._starts.launches(),
             leaving=self._stops.leaving(),
             evens_out=self._evens_out,
@@ -479,10 +483,18 @@ class Controller:
             self._tell("workers are missing", wanted=self._workers, have=have)
             self._workers, self._missing_ms = have, None
             self._is_dirty = True
-        if self._workers < self.settings.workers_min and not self._why_no_growth(now_ms):
-            count = self.settings.workers_min - self._workers
-            because = f"{self._workers} workers, and the minimum is {self.settings.workers_min}"
+        if self._workers < self._minimum and not self._why_no_growth(now_ms):
+            count = self._minimum - self._workers
+            because = f"{self._workers} workers, and the minimum is {self._minimum}"
             self._want("minimum", Slot.WORKERS, AddWorkers(count=count, because=because), now_ms)
+
+    @property
+    def _minimum(self) -> int:
+        """How few workers there may be."""
+        settings = self.settings
+        # At the cap nobody is kept for bursts.
+        floor = 0 if self._spending.is_exhausted else self._floor
+        return max(settings.workers_min, min(floor, settings.workers_max))
 
     # Nothing to do
 
@@ -490,7 +502,7 @@ class Controller:
         """Let the last worker go when there was nothing to do for a while, if there may be none.
         Whoever keeps the ports starts one again."""
         serving = self._serving()
-        if self.settings.workers_min or Slot.WORKERS in self._paused or len(serving) != 1:
+        if self._minimum or Slot.WORKERS in self._paused or len(serving) != 1:
             return
         if len(self._members) == 1 and not self._starts and not self._rest_refusal(serving[0]):
             idle_s = self.settings.idle_after_ms / 1000
@@ -699,8 +711,8 @@ class Controller:
 
     def _shrink_refusal(self, left: int, serving: Sequence[str], now_ms: float) -> str:
         """Return why there may not be only so many left of those that serve."""
-        if left < self.settings.workers_min:
-            return f"{left} workers would be left, and the minimum is {self.settings.workers_min}"
+        if left < self._minimum:
+            return f"{left} workers would be left, and the minimum is {self._minimum}"
         silent = [each for each in serving if self._observations.is_silent(each, now_ms)]
         if silent:
             return f"{silent[0]} has not been heard for {SILENT_MS / 1000:g} s"
@@ -718,7 +730,8 @@ class Controller:
     def _redirect_refusal(self, action: Redirect, now_ms: float) -> str:
         if action.function not in self._redirects and len(self._redirects) >= REDIRECTS_MAX:
             return f"{REDIRECTS_MAX} functions are redirected"
-        gone = [each for each in action.lessees if not self._may_borrow(each)]
+        able = self._lessees()
+        gone = [each for each in action.lessees if each not in able]
         if gone:
             return f"{gone[0]} is leaving"
         function = self.view(now_ms).functions.get(action.function)
@@ -732,14 +745,16 @@ class Controller:
             )
         return ""
 
-    def _may_borrow(self, lessee: str) -> bool:
-        """Tell whether a worker or an instance is there, and is to stay."""
-        return lessee in self._serving() or lessee in self._instances
+    def _lessees(self) -> set[str]:
+        """Return the workers and instances that are there, and are to stay."""
+        able = {*self._serving(), *self._instances}
+        return {*able, OWN_INSTANCES} if len(self._instances) else able
 
     def _drop_lessees(self) -> None:
         """Take out of the plan who has gone or is leaving: that part runs at home already."""
+        able = self._lessees() if self._redirects else ()
         for function, before in list(self._redirects.items()):
-            left = tuple(each for each in before.lessees if self._may_borrow(each))
+            left = tuple(each for each in before.lessees if each in able)
             if len(left) == len(before.lessees):
                 continue
             self._is_dirty = True
@@ -786,6 +801,8 @@ class Controller:
                     self._weights[action.worker] = action.weight
             case Share():
                 self._shares[action.tenant] = action.weight
+            case Provision():
+                self._floor = action.workers
             case Redirect():
                 self._redirects.pop(action.function, None)
                 if action.share > 0:

@@ -6,7 +6,7 @@ Prices have no currency. Time is the wall clock's, since what was spent must sur
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 
 from sublet.scheduler.scaling.plan import Spent
 
@@ -43,6 +43,14 @@ class Cap:
                 f"spend_cap is {text!r}; allowed: an amount and a period ({allowed}), such as 5/day"
             )
         return cls(amount, PERIODS_MS[period])
+
+
+def break_even(instances_hour: float, workers_hour: float) -> float:
+    """Return the share of the time from which on workers that are always there cost less than
+    instances that are there in bursts only; each price is of all of them together."""
+    if not instances_hour:
+        return inf
+    return workers_hour / instances_hour
 
 
 class Spending:

@@ -8,7 +8,7 @@ and so is one that is not heard of any more: whatever it has left undone was don
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sublet.scheduler.scaling.actions import Decision, Ending, Outcome
@@ -79,6 +79,9 @@ class Instances:
 
     def __contains__(self, instance: str) -> bool:
         return instance in self._wanted
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._wanted)
 
     def begin(self, token: int) -> None:
         """Forget all: another token, another life."""

@@ -283,6 +283,7 @@ class Observations:
                 view.heard_ms = self._heard_ms[worker]
                 view.laxity_ms = sample.laxity_ms
                 view.timer_ms = sample.timer_ms
+                view.instance_speed = sample.instance_speed
                 view.waiting_ms = sum([each.waiting_ms for each in sample.functions])
                 if not silent:
                     view.utilisation = sample.utilisation
@@ -364,6 +365,7 @@ def _makes_sense(sample: WorkerSample) -> bool:
         0 < sample.interval_ms <= INTERVAL_MS_MAX
         and 0 <= sample.utilisation <= 1
         and sample.idle_ms >= 0
+        and 0 <= sample.instance_speed < inf
         and all(_is_finite(each) for each in sample.functions)
     )
 

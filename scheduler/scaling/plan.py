@@ -8,6 +8,7 @@ what may be under way. Everybody may read it; without a controller, all go on wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -17,7 +18,9 @@ PINS_MAX = 512
 LOADS_MAX = 512
 REDIRECTS_MAX = 128
 SHARES_MAX = 256
-INSTANCES_MAX = 512
+INSTANCES_MAX = 4_096
+OWN_INSTANCES = "+"
+"""As a lessee: all instances of the worker that lends, each for its part."""
 MEMORY_BYTES_MAX = 4 * 1024
 """What the policy of a slot may want to remember."""
 
@@ -48,6 +51,24 @@ class Instance(msgspec.Struct, frozen=True, array_like=True):
     until_ms: int
 
 
+class Names(msgspec.Struct, frozen=True, array_like=True):
+    """Names that differ in the number at their end: `prefix` and `first`, `first` + 1 and so on."""
+
+    prefix: str
+    first: int
+    """-1: the prefix is the name."""
+    count: int
+
+
+class InstanceGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Instances that have all but their names in common, as they are stored: thousands fit."""
+
+    worker: str
+    since_ms: int
+    until_ms: int
+    names: Sequence[Names]
+
+
 class Redirection(msgspec.Struct, frozen=True, array_like=True):
     """A share of a function's messages that runs at named lessees."""
 
@@ -73,6 +94,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Grows with every plan of one token."""
     workers: int | None = None
     """How many there should be; None: nobody has decided yet."""
+    floor: int = 0
+    """So many are kept for bursts that last, whatever the policy for workers wants."""
     launches: Sequence[Launch] = ()
     leaving: Sequence[Leaving] = ()
     evens_out: bool = True
@@ -89,6 +112,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shares: Mapping[str, float] = {}
     """Tenant to weight."""
     instances: Sequence[Instance] = ()
+    instance_groups: Sequence[InstanceGroup] = ()
+    """Instances as they are stored; empty in memory."""
     replicas: Mapping[str, Mapping[int, Mapping[str, float]]] = {}
     """Function to slot to worker to its share of the reads."""
     throttles: Mapping[str, float] = {}
@@ -106,6 +131,9 @@ _decoder = msgspec.msgpack.Decoder(Plan)
 
 def encode_plan(plan: Plan) -> bytes:
     """Return a plan as it is stored. Raises ValueError if it is larger than `PLAN_BYTES_MAX`."""
+    if plan.instances:
+        groups = _grouped(plan.instances)
+        plan = msgspec.structs.replace(plan, instances=(), instance_groups=groups)
     data = _encoder.encode(plan)
     if len(data) > PLAN_BYTES_MAX:
         raise ValueError(f"the plan has {len(data)} bytes; allowed: {PLAN_BYTES_MAX}")
@@ -114,4 +142,49 @@ def encode_plan(plan: Plan) -> bytes:
 
 def decode_plan(data: bytes) -> Plan:
     """Return a stored plan. Raises msgspec.ValidationError for what is none."""
-    return _decoder.decode(data)
+    plan = _decoder.decode(data)
+    if not plan.instance_groups:
+        return plan
+    if (
+        sum(abs(each.count) for group in plan.instance_groups for each in group.names)
+        > INSTANCES_MAX
+    ):
+        raise msgspec.ValidationError(f"the plan has more than {INSTANCES_MAX} instances")
+    instances = [
+        Instance(name, group.worker, group.since_ms, group.until_ms)
+        for group in plan.instance_groups
+        for names in group.names
+        for name in _spelt(names)
+    ]
+    return msgspec.structs.replace(plan, instances=instances, instance_groups=())
+
+
+def _grouped(instances: Sequence[Instance]) -> list[InstanceGroup]:
+    groups: list[InstanceGroup] = []
+    for (worker, since_ms, until_ms), some in groupby(
+        instances, key=lambda each: (each.worker, each.since_ms, each.until_ms)
+    ):
+        runs: list[Names] = []
+        for each in some:
+            prefix, number = _split(each.id)
+            last = runs[-1] if runs else None
+            if last and number >= 0 and (last.prefix, last.first + last.count) == (prefix, number):
+                runs[-1] = Names(prefix, last.first, last.count + 1)
+            else:
+                runs.append(Names(prefix, number, 1))
+        groups.append(InstanceGroup(worker, since_ms, until_ms, runs))
+    return groups
+
+
+def _split(name: str) -> tuple[str, int]:
+    """Return a name's beginning and the number at its end, -1 if it cannot be told from that."""
+    prefix = name.rstrip("0123456789")
+    digits = name[len(prefix) :]
+    is_plain = digits.isascii() and 0 < len(digits) < 16 and str(int(digits)) == digits
+    return (prefix, int(digits)) if is_plain else (name, -1)
+
+
+def _spelt(names: Names) -> list[str]:
+    if names.first < 0:
+        return [names.prefix]
+    return [f"{names.prefix}{names.first + place}" for place in range(names.count)]

@@ -22,13 +22,14 @@ from sublet.scheduler.scaling.actions import (
     DrainWorker,
     Migrate,
     Outcome,
+    Provision,
     Redirect,
     ReleaseInstances,
     Share,
     Slot,
     Weigh,
 )
-from sublet.scheduler.scaling.plan import MEMORY_BYTES_MAX
+from sublet.scheduler.scaling.plan import MEMORY_BYTES_MAX, OWN_INSTANCES
 from sublet.scheduler.scaling.policies.even import Even
 from sublet.scheduler.scaling.policy import (
     PERIOD_MS_MIN,
@@ -189,7 +190,7 @@ def _add_instances(action: Any, cluster: ClusterView) -> str:
 
 def _redirect(action: Any, cluster: ClusterView) -> str:
     helpers = {name for names in cluster.instances.values() for name in names}
-    lessees = cluster.workers.keys() | helpers
+    lessees = cluster.workers.keys() | helpers | {OWN_INSTANCES}
     known = action.function in cluster.functions and _are_known(action.lessees, lessees)
     lends = _is_weight(action.share) and action.share <= 1
     if known and lends and (action.lessees or not action.share):
@@ -197,11 +198,17 @@ def _redirect(action: Any, cluster: ClusterView) -> str:
     return f"it redirects {action.share!r} of {action.function!r} to {action.lessees!r}"
 
 
+def _provision(action: Any, cluster: ClusterView) -> str:
+    fits = type(action.workers) is int and 0 <= action.workers <= WORKERS_MAX
+    return "" if fits else f"it keeps {action.workers!r} workers"
+
+
 _CHECKS: Mapping[type[Action], Callable[[Any, ClusterView], str]] = {
     AddWorkers: _add,
     DrainWorker: _drain,
     AddInstances: _add_instances,
     ReleaseInstances: _add_instances,
+    Provision: _provision,
     Migrate: _migrate,
     Weigh: _weigh,
     Share: _share,

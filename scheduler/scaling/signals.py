@@ -100,6 +100,8 @@ class WorkerSample(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Those that serve the worker."""
     idle_ms: float = 0.0
     """For how long nothing has come or run, nothing has waited and nobody has asked."""
+    instance_speed: float = 0.0
+    """Of its instances' cores, compared with its own, by what they have run; 0: not measured."""
 
 
 def cost_ms(fixed_ms: float, message_ms: float, runs: float, done: float) -> float:

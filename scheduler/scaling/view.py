@@ -93,6 +93,10 @@ class FunctionFacts:
     slo_ms: float | None = None
     lendable: bool = True
     """Its messages can run at other workers under a lease."""
+    mergeable: bool = False
+    """It has no state, or lessees begin with an empty one, and what they added is merged."""
+    slide_ms: float | None = None
+    """How often its windows end; None: it has none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,6 +110,8 @@ class WorkerView:
     waiting_ms: float = 0.0
     laxity_ms: float = inf
     timer_ms: float | None = None
+    instance_speed: float = 0.0
+    """Of its instances' cores, compared with its own; 0: not measured."""
     silent: bool = False
     """Not heard for 3 s: it blocks scale-in."""
 

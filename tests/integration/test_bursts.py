@@ -12,7 +12,7 @@ from tests.integration.cluster import until
 from tests.integration.test_scaling import Run, load, redirected, running
 
 SETTINGS = {
-    "burst": "sponge:samples=1,calm_samples=3",
+    "burst": "sponge:samples=1,calm_samples=3,ignore_samples=0,ignore=0s",
     "instances": "local",
     "instances_max": "2",
 }

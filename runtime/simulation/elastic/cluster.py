@@ -18,10 +18,11 @@ from sublet.runtime.simulation.elastic.flow import (
     Parcel,
     Served,
 )
+from sublet.runtime.simulation.elastic.instances import Helpers, InstanceModel
 from sublet.runtime.simulation.scenarios.rates import RateOf
 from sublet.scheduler.placement import PlacementHints, place
 from sublet.scheduler.scaling.controller import Controller
-from sublet.scheduler.scaling.effects import StartWorkers, StopWorker, WritePlan
+from sublet.scheduler.scaling.effects import StartInstances, StartWorkers, StopWorker, WritePlan
 from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.scaling.signals import OUTSIDE
 from sublet.scheduler.scaling.view import FunctionFacts, WorkerFacts
@@ -68,6 +69,12 @@ class Moment:
     arrived: float = 0.0
     done: float = 0.0
     """Results."""
+    instances: int = 0
+    """That serve."""
+    instances_paid: float = 0.0
+    """Instances that cost money, on average."""
+    warm: int = 0
+    """Environments that are kept warm."""
     late: float = 0.0
     refused: float = 0.0
     backlog: float = 0.0
@@ -98,9 +105,10 @@ class FlowCluster:
         queue_max: float = inf,
         rng: Random | None = None,
         placement: Mapping[str, str] | None = None,
+        instances: InstanceModel | None = None,
     ) -> None:
         """`rng`: for the chance in arrivals and starts; None: there is none. `placement`: to begin
-        with, if it is not to be even."""
+        with, if it is not to be even. `instances`: what they are made of, if there may be any."""
         self.controller = controller
         self.functions = {each.name: each for each in functions}
         self.workers: dict[str, FlowWorker] = {}
@@ -123,11 +131,15 @@ class FlowCluster:
                 partitions=each.partitions,
                 tenant=each.tenant,
                 slo_ms=None if each.slo_s == inf else 1000 * each.slo_s,
-                # Flows are not lent: no policy should think that they were.
-                lendable=False,
+                # Without instances, flows are not lent: no policy should think that they were.
+                lendable=each.lendable and instances is not None,
+                mergeable=each.mergeable,
+                slide_ms=None if each.slide_s is None else 1000 * each.slide_s,
             )
             for each in functions
         }
+        self.helpers = Helpers(instances or InstanceModel(), rng)
+        self._token = 1
         self._plan = Plan()
         self._shares: dict[str, float] = {}
         self._names = count()
@@ -145,7 +157,16 @@ class FlowCluster:
         for name, worker in wanted.items():
             self._assign(name, worker)
         self._tell()
-        self.controller.lead(1, None, 0.0, WALL_MS)
+        self.controller.lead(self._token, None, 0.0, WALL_MS)
+        self._carry_out()
+
+    def fail_over(self, controller: Controller) -> None:
+        """Let another controller take the lead, with the plan that is stored."""
+        self.controller = controller
+        self._tell()
+        self._token += 1
+        now_ms = 1000 * self.now_s
+        self.controller.lead(self._token, self._plan, now_ms, WALL_MS + now_ms)
         self._carry_out()
 
     # Workers
@@ -179,10 +200,15 @@ class FlowCluster:
                 match effect:
                     case WritePlan():
                         self._plan = effect.plan
+                        self.helpers.follow(effect.plan, self.workers, self.now_s)
                         self.controller.written(effect.plan.number, 1000 * self.now_s)
                     case StartWorkers():
                         for launch in effect.launches:
                             self._start(launch)
+                    case StartInstances():
+                        for instance in effect.instances:
+                            at_s, comes = self.helpers.start(instance, self.now_s)
+                            self._at(at_s, "dial" if comes else "no-show", instance.id)
                     case StopWorker():
                         self.workers[effect.worker].draining = True
                         self._tell()
@@ -201,6 +227,13 @@ class FlowCluster:
             if what == "moved":
                 self._moved(value)
                 continue
+            if what == "dial":
+                self.helpers.came(value, self.workers)
+                continue
+            if what == "no-show":
+                if self.helpers.failed(value):
+                    self.controller.failed(value, "the start failed", 1000 * self.now_s)
+                continue
             del self._starting[value]
             if what == "join":
                 self._add_worker(value)
@@ -208,9 +241,11 @@ class FlowCluster:
             else:
                 self.controller.failed(value, "the start failed", 1000 * self.now_s)
         for worker in [each for each in self.workers.values() if each.draining]:
-            if not worker.partitions and len(self.workers) > 1:
+            is_lending = any(lane.away for lane in worker.lanes.values())
+            if not worker.partitions and not is_lending and len(self.workers) > 1:
                 del self.workers[worker.name]
                 changed = True
+                self.helpers.follow(self._plan, self.workers, self.now_s)
         if changed:
             self._tell()
 
@@ -302,8 +337,14 @@ class FlowCluster:
             self._happen()
             self._move()
             self._arrive(moment)
+            for helped in self.helpers.helped.values():
+                helped.lend_arrived(self._step_s)
             for worker in self.workers.values():
                 worker.serve(self.now_s, self._step_s, served, order=self._order, shares=shares)
+            for helped in self.helpers.helped.values():
+                helped.serve(self.now_s, self._step_s, served)
+            self.helpers.pass_time(self._step_s)
+            moment.instances_paid += self.helpers.count / self._steps
             self._sent, served.sent = served.sent, {}
             self.paid_s += (len(self.workers) + len(self._starting)) * self._step_s
             moment.paid += (len(self.workers) + len(self._starting)) / self._steps
@@ -315,6 +356,8 @@ class FlowCluster:
 
     def _sum_up(self, moment: Moment, served: Served) -> None:
         moment.workers = sum(1 for each in self.workers.values() if not each.draining)
+        moment.instances = self.helpers.serving
+        moment.warm = self.helpers.environments.kept
         moment.done = sum(served.done.values())
         moment.late = sum(served.late.values())
         moment.latency = served.latency.take()
@@ -326,7 +369,9 @@ class FlowCluster:
         }
         for worker in self.workers.values():
             for lane in worker.lanes.values():
-                moment.backlog += lane.waiting
+                lent = lane.lent_waiting
+                moment.backlog += lane.waiting + lent
+                moment.backlog_s += lent * lane.function.cost_s / worker.speed
                 moment.backlog_s += lane.waiting_s / worker.speed
                 moment.refused += lane.refused
 

@@ -38,6 +38,18 @@ class FlowFunction:
     slo_s: float = inf
     weights: Sequence[float] = ()
     """Of partitions: how much of the messages each gets; alike if not said."""
+    lendable: bool = False
+    """Instances can run its messages."""
+    mergeable: bool = False
+    """Without states to be moved: what instances add is merged."""
+    lease_s: float = 0.0
+    """Of the owner's core, for each message that is lent: offering it, and merging what came."""
+    lent_bytes: float = 0.0
+    """For each message that is lent, both ways."""
+    state_bytes: float = 0.0
+    """Of all keys."""
+    slide_s: float | None = None
+    """How often its windows end."""
 
     def weight(self, index: int) -> float:
         return self.weights[index] if self.weights else 1.0 / self.partitions
@@ -78,8 +90,8 @@ class Lane:
     """What waits of one function at one worker, in order of arrival."""
 
     __slots__ = (
-        "arrived", "done", "function", "indexes", "late", "parcels", "refused", "sent", "turn",
-        "waiting", "weight",
+        "arrived", "away", "done", "function", "indexes", "late", "lent", "parcels", "refused",
+        "sent", "turn", "waiting", "weight",
     )  # fmt: skip
 
     def __init__(self, function: FlowFunction) -> None:
@@ -91,7 +103,9 @@ class Lane:
         self.arrived: dict[str, float] = {}
         self.done: dict[str, float] = {}
         self.sent: dict[str, float] = {}
-        self.late = self.refused = 0.0
+        self.late = self.refused = self.lent = 0.0
+        self.away: deque[Parcel] = deque()
+        """What instances have."""
         self.turn = Histogram(TURN_BOUNDS_MS)
 
     def put(self, parcel: Parcel, bound: float) -> None:
@@ -127,6 +141,28 @@ class Lane:
         parcels = list(parcels)
         self.waiting += sum(each.amount for each in parcels)
         self.parcels = deque(merge(self.parcels, parcels, key=lambda each: each.arrived_s))
+
+    def lend(self, share: float) -> None:
+        """Give a share of all that waits to instances."""
+        parcels = self.split(share)
+        self.lent += sum(each.amount for each in parcels)
+        self.away = deque(merge(self.away, parcels, key=lambda each: each.arrived_s))
+
+    def take_back(self, share: float) -> None:
+        """Run at home after all what some of the instances have not done."""
+        parcels = []
+        for each in self.away:
+            amount = each.amount * share
+            each.amount -= amount
+            parcels.append(Parcel(each.source, each.root_s, each.arrived_s, each.due_s, amount))
+        if share >= 1:
+            self.away.clear()
+        self.join(each for each in parcels if each.amount > SMALL)
+
+    @property
+    def lent_waiting(self) -> float:
+        """Messages that instances have."""
+        return sum(each.amount for each in self.away)
 
     @property
     def waiting_s(self) -> float:
@@ -181,6 +217,12 @@ class FlowWorker:
         self.speed = speed
         self.draining = False
         self.lanes: dict[str, Lane] = {}
+        self.instances: Sequence[str] = ()
+        """Those that serve it."""
+        self.instance_speed = 0.0
+        """As measured; 0: it was not."""
+        self.owed_s = 0.0
+        """Of a core, for lending: nothing runs before that is done."""
         self._busy_s = 0.0
         self._number = 0
 
@@ -194,10 +236,15 @@ class FlowWorker:
         shares: Mapping[str, float],
     ) -> None:
         """Let cores work for a moment. A function runs on one core at a time."""
-        lanes = [each for each in self.lanes.values() if each.parcels]
-        if not lanes:
-            return
         room_s = self.cores * step_s
+        if self.owed_s:
+            paid_s = min(self.owed_s, room_s)
+            self.owed_s -= paid_s
+            self._busy_s += paid_s
+            room_s -= paid_s
+        lanes = [each for each in self.lanes.values() if each.parcels]
+        if not lanes or room_s <= SMALL:
+            return
         if order == "shared-laxity":
             for some, its_s in self._shared(lanes, step_s, room_s, shares):
                 self._run(some, now_s, step_s, its_s, served, "least-laxity")
@@ -277,9 +324,21 @@ class FlowWorker:
         cost_s: float,
         served: Served,
     ) -> None:
-        function = lane.function
         parcel.amount -= amount
         lane.waiting = max(0.0, lane.waiting - amount)
+        self.committed(lane, parcel, amount, end_s, cost_s, served)
+
+    def committed(  # All of it is one event.
+        self,
+        lane: Lane,
+        parcel: Parcel,
+        amount: float,
+        end_s: float,
+        cost_s: float,
+        served: Served,
+    ) -> None:
+        """Messages are done, at home or by an instance."""
+        function = lane.function
         lane.done[parcel.source] = lane.done.get(parcel.source, 0.0) + amount
         lane.turn.add(1000 * max(cost_s, end_s - parcel.arrived_s), amount)
         is_late = end_s > parcel.due_s
@@ -315,6 +374,8 @@ class FlowWorker:
             laxity_ms=min((each.laxity_ms for each in functions), default=inf),
             violators_ms=sum(each.violators_ms for each in functions),
             traffic=traffic[:TRAFFIC_MAX],
+            instances=self.instances,
+            instance_speed=self.instance_speed,
         )
 
     def _signals(self, lane: Lane, now_s: float, interval_s: float) -> FunctionSignals:
@@ -339,13 +400,15 @@ class FlowWorker:
             runs=round(sum(lane.done.values())),
             message_ms=1000 * function.cost_s / speed / self.cores,
             late=round(lane.late),
+            lent=round(lane.lent),
+            lease_ms=1000 * function.lease_s / speed,
             loads={
                 index: load * function.weight(index) / lane.weight if lane.weight else 0.0
                 for index in heaviest[:PARTITIONS_MAX]
             },
         )
         lane.arrived, lane.done, lane.sent = {}, {}, {}
-        lane.late = lane.refused = 0.0
+        lane.late = lane.refused = lane.lent = 0.0
         return signals
 
     # Partitions

@@ -24,6 +24,11 @@ class ElasticReport:
     decisions: Sequence[Decision]
     slots: Sequence[SlotStatus]
     wall_s: float
+    instance_hour: float = 0.0
+    """What an instance costs."""
+    requests_price: float = 0.0
+    """What starting instances has cost."""
+    cold_starts: int = 0
 
     @property
     def worker_seconds(self) -> float:
@@ -31,8 +36,14 @@ class ElasticReport:
         return sum(each.paid for each in self.moments)
 
     @property
+    def instance_seconds(self) -> float:
+        """That were paid for, from asking for an instance until it was let go."""
+        return sum(each.instances_paid for each in self.moments)
+
+    @property
     def cost(self) -> float:
-        return self.worker_seconds * self.price_hour / HOUR_S
+        workers = self.worker_seconds * self.price_hour
+        return (workers + self.instance_seconds * self.instance_hour) / HOUR_S + self.requests_price
 
     @property
     def backlog_peak(self) -> float:
@@ -77,6 +88,9 @@ class ElasticReport:
                 "mean": round(self.worker_seconds / len(self.moments), 3),
                 "max": max(each.workers for each in self.moments),
             },
+            "instance_seconds": round(self.instance_seconds, 1),
+            "instances_max": max(each.instances for each in self.moments),
+            "cold_starts": self.cold_starts,
             "arrived": round(self.arrived),
             "backlog_peak": round(self.backlog_peak),
             "backlog_end": round(self.backlog_end),
@@ -91,6 +105,7 @@ class ElasticReport:
                     "second": each.second,
                     "workers": each.workers,
                     "paid": round(each.paid, 3),
+                    "instances": each.instances,
                     "arrived": round(each.arrived, 1),
                     "done": round(each.done, 1),
                     "late": round(each.late, 1),
@@ -145,7 +160,11 @@ def summary(report: ElasticReport) -> dict[str, str]:
         "late": f"{report.late_share:.2%}",
         "latency p50, p99": f"{report.latency_ms(0.5):,.1f}, {report.latency_ms(0.99):,.1f} ms",
     }
-    if report.price_hour:
+    if report.instance_seconds:
+        most = max(each.instances for each in report.moments)
+        figures["instance-seconds paid"] = f"{report.instance_seconds:,.0f}"
+        figures["instances, most"] = f"{most}, {report.cold_starts} cold starts"
+    if report.price_hour or report.instance_hour:
         figures["cost"] = f"{report.cost:,.4f}"
     return figures
 
@@ -154,7 +173,8 @@ def told(decision: Decision) -> dict[str, Any]:
     """Return a decision as people and files see it."""
     action = decision.action
     what = type(action).__name__
-    for name in ("count", "worker", "partition", "tenant", "weight"):
+    names = ("count", "workers", "worker", "function", "share", "partition", "tenant", "weight")
+    for name in names:
         value = getattr(action, name, None)
         if value is not None:
             what += f" {value:.3g}" if isinstance(value, float) else f" {value}"
@@ -202,8 +222,12 @@ def plot_elastic(
         latency.plot(seconds, p99, label=name)
         paid, total = [], 0.0
         for each in moments:
-            total += each.paid
-            paid.append(total * (report.price_hour / HOUR_S if report.price_hour else 1.0))
+            if report.price_hour:
+                total += each.paid * report.price_hour / HOUR_S
+                total += each.instances_paid * report.instance_hour / HOUR_S
+            else:
+                total += each.paid
+            paid.append(total)
         cost.plot(seconds, paid, label=name)
     load = workers.twinx()
     load.fill_between(seconds, [each.arrived for each in first.moments], alpha=0.12, color="k")

@@ -9,8 +9,9 @@ from math import inf
 from typing import Any
 
 from sublet.functions.duration import Duration, milliseconds
-from sublet.runtime.simulation.elastic.cluster import Flow, FlowCluster, Machines
+from sublet.runtime.simulation.elastic.cluster import HOUR_S, Flow, FlowCluster, Machines
 from sublet.runtime.simulation.elastic.flow import FlowFunction
+from sublet.runtime.simulation.elastic.instances import InstanceModel
 from sublet.runtime.simulation.elastic.report import ElasticReport
 from sublet.runtime.simulation.scenarios.distributions import Cost, distribution, stream
 from sublet.runtime.simulation.scenarios.rates import RateOf
@@ -54,6 +55,14 @@ class Scaling:
     moves_max: int = 4
     price_worker_hour: float = 0.0
     spend_cap: str = ""
+    burst: str = ""
+    """The policy for instances; empty: there are none."""
+    instances_max: int = 0
+    instance_life: Duration = "900s"
+    """So long an instance may stay."""
+    instance_gb: float = 1.769
+    price_gb_second: float = 0.0
+    price_request: float = 0.0
 
     def __post_init__(self) -> None:
         self.settings()
@@ -70,6 +79,11 @@ class Scaling:
             moves_max=self.moves_max,
             price_worker_hour=self.price_worker_hour,
             spend_cap=self.spend_cap,
+            instances_max=self.instances_max,
+            instance_life_ms=milliseconds(self.instance_life),
+            instance_gb=self.instance_gb,
+            price_gb_second=self.price_gb_second,
+            price_request=self.price_request,
         )
 
     def policies(self) -> dict[Slot, str]:
@@ -77,11 +91,62 @@ class Scaling:
             Slot.WORKERS: self.workers,
             Slot.PLACEMENT: self.placement,
             Slot.SHARES: self.shares,
+            Slot.INSTANCES: self.burst,
         }
         named = {slot: text for slot, text in texts.items() if text}
         for slot, text in named.items():
             scaling_named(slot, text)
         return named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instances:
+    """What instances are made of, and how they come."""
+
+    cold: Duration = "750ms"
+    """From asking for one until it serves, where no environment is warm."""
+    warm: Duration = "100ms"
+    warm_for: Duration = "300s"
+    """How long an environment stays warm that nobody uses."""
+    warm_at_start: int = 0
+    """Environments that are warm when the simulation begins."""
+    speed: float = 0.67
+    """Of a core, compared with a worker's."""
+    cores: int = 1
+    megabits_per_s: float = 100.0
+    """Of each instance's link."""
+    worker_megabits_per_s: float = 10_000.0
+    """Of a worker's, for all its instances."""
+    round_trip: Duration = "5ms"
+    """That lending adds to a message."""
+    start_failures: float = 0.0
+    """The share of starts that fail."""
+    deaths_hour: float = 0.0
+    """How often an instance dies, in each hour that it is there."""
+    states: str = "by-key"
+    """How states that cannot be merged come: `by-key`, or all of them `first`."""
+    lease: Duration = "20us"
+    """Of the owner's core, for each message that is lent."""
+
+    def __post_init__(self) -> None:
+        self.model()
+        if self.warm_at_start < 0:
+            raise ValueError(f"warm_at_start is {self.warm_at_start}; allowed: 0 or more")
+
+    def model(self) -> InstanceModel:
+        return InstanceModel(
+            cold_s=milliseconds(self.cold) / 1000,
+            warm_s=milliseconds(self.warm) / 1000,
+            warm_for_s=milliseconds(self.warm_for) / 1000,
+            speed=self.speed,
+            cores=self.cores,
+            megabits_per_s=self.megabits_per_s,
+            worker_megabits_per_s=self.worker_megabits_per_s,
+            round_trip_s=milliseconds(self.round_trip) / 1000,
+            start_failures=self.start_failures,
+            deaths_hour=self.deaths_hour,
+            states=self.states,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +156,8 @@ class ElasticSimulation:
     stages: Sequence[Stage]
     loads: Sequence[Load]
     scaling: Scaling = field(default_factory=Scaling)
+    instances: Instances = field(default_factory=Instances)
+    """What they are made of, where `scaling.burst` wants any."""
     workers: int = 0
     """To begin with; 0: the smallest number."""
     cores: int = 1
@@ -164,7 +231,9 @@ class ElasticSimulation:
             step_s=milliseconds(self.step) / 1000,
             queue_max=self.queue_max or inf,
             rng=stream(self.seed, "elastic"),
+            instances=self.instances.model() if scaling.burst else None,
         )
+        cluster.helpers.environments.kept = self.instances.warm_at_start
         moments = []
         for second in range(round(self.until_ms / 1000)):
             moments.append(cluster.second())
@@ -174,6 +243,9 @@ class ElasticSimulation:
             policy=scaling.workers,
             moments=moments,
             price_hour=scaling.price_worker_hour,
+            instance_hour=scaling.instance_gb * scaling.price_gb_second * HOUR_S,
+            requests_price=cluster.helpers.requests * scaling.price_request,
+            cold_starts=cluster.helpers.cold_starts,
             decisions=controller.decisions,
             slots=controller.slots(),
             wall_s=time.perf_counter() - began,
@@ -194,6 +266,11 @@ class ElasticSimulation:
                     sends=[(f"{APP}/{to.stage}", to.fan_out) for to in stage.sends],
                     tenant=stage.tenant,
                     slo_s=inf if due is None else milliseconds(due) / 1000,
+                    lendable=bool(self.scaling.burst),
+                    mergeable=stage.mergeable or stage.kind == "stateless",
+                    lease_s=milliseconds(self.instances.lease) / 1000,
+                    lent_bytes=2.0 * stage.message_bytes,
+                    state_bytes=float(stage.state_bytes * stage.state_keys),
                 )
             )
         return functions

@@ -13,7 +13,7 @@ from typing import Any
 from sublet.functions.duration import milliseconds
 from sublet.runtime.config.app_loading import LoadError, load_functions
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.simulation.elastic.simulation import ElasticSimulation, Scaling
+from sublet.runtime.simulation.elastic.simulation import ElasticSimulation, Instances, Scaling
 from sublet.runtime.simulation.scenarios.scenario import (
     Crash,
     Cut,
@@ -109,6 +109,8 @@ def _simulation(table: dict[str, Any], path: Path) -> Simulation | ElasticSimula
             raise ValueError(f"app: {error}") from None
     if "scaling" in values:
         values["scaling"] = of_table(Scaling, values["scaling"], "scaling")
+        if "instances" in values:
+            values["instances"] = of_table(Instances, values["instances"], "instances")
         values["slos"] = {
             tenant: _slo(row, f"slos.{tenant}") for tenant, row in values.get("slos", {}).items()
         }

@@ -69,6 +69,8 @@ class Stage:
     """As many as there are workers, if not said."""
     tenant: str = ""
     state_bytes: int = 256
+    state_keys: int = 1_000
+    """How many keys have state, where that is moved to instances."""
     message_bytes: int = 64
     """Of one message that it gets, beside the columns' own."""
     stored: bool = False

@@ -132,6 +132,22 @@ def test_a_worker_has_its_share_at_its_own_instances() -> None:
     assert leases.of("g") is None
 
 
+def test_all_instances_of_a_worker_can_be_named_at_once() -> None:
+    leases = StandingLeases("w1")
+    instances = [Instance("+1", "w1", 0, 9), Instance("+2", "w2", 0, 9), Instance("+3", "w1", 0, 9)]
+    redirects = {"f": Redirection(0.5, ("+",)), "g": Redirection(0.5, ("w3", "+"))}
+    leases.follow(Plan(token=1, number=1, instances=instances, redirects=redirects))
+    both = leases.of("f"), leases.of("g")
+
+    assert [each.lessees for each in both if each] == [("+1", "+3"), ("w3", "+1", "+3")]
+    assert leases.follow(Plan(token=1, number=2, instances=instances[:2], redirects=redirects))
+    left = leases.of("f")
+    assert left is not None
+    assert left.lessees == ("+1",)
+    leases.follow(Plan(token=1, number=3, instances=instances[1:2], redirects=redirects))
+    assert leases.of("f") is None
+
+
 # What is worth it
 
 

@@ -34,7 +34,7 @@ HOT = [0.2, *([0.8 / 11] * 11)]
 def test_every_policy_that_ships_is_looked_at() -> None:
     found = {
         (slot, name)
-        # Flows know no instances: `test_sponge.py` has those.
+        # `test_sponge_flows.py` has those for instances.
         for slot in POLICIES
         for name in scaling_names(slot)
         if type(scaling_named(slot, name)).__module__.startswith(shipped.__name__)

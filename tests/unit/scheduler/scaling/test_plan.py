@@ -8,9 +8,13 @@ import pytest
 from sublet.scheduler.scaling.actions import AddWorkers, AnyAction, DrainWorker, Migrate
 from sublet.scheduler.scaling.cost import HOUR_MS, Cap, Spending
 from sublet.scheduler.scaling.plan import (
+    INSTANCES_MAX,
     PLAN_BYTES_MAX,
+    Instance,
+    InstanceGroup,
     Launch,
     Leaving,
+    Names,
     Plan,
     Redirection,
     Spent,
@@ -40,6 +44,32 @@ def test_a_plan_comes_back_as_it_was_stored() -> None:
 
     assert decode_plan(encode_plan(plan)) == plan
     assert decode_plan(encode_plan(Plan())) == Plan()
+
+
+def test_thousands_of_instances_fit_into_a_plan() -> None:
+    instances = [
+        Instance(f"+{token}-{number}", f"worker-{number % 128:03}-abcdef", 1_700_000_000_000, 9)
+        for token in (1, 2)
+        for number in sorted(range(1, INSTANCES_MAX // 2 + 1), key=lambda each: each % 128)
+        if number % 3
+    ]
+    plan = Plan(token=3, number=1, instances=instances)
+    data = encode_plan(plan)
+
+    assert decode_plan(data) == plan
+    assert len(data) < PLAN_BYTES_MAX // 2
+
+
+@pytest.mark.parametrize("name", ["+1-1", "+1-01", "+1-", "a", "", "7", "+1-99999999999999999999"])
+def test_every_name_of_an_instance_comes_back(name: str) -> None:
+    plan = Plan(instances=[Instance(name, "w", 1, 2), Instance(name + "x", "w", 1, 2)])
+    assert decode_plan(encode_plan(plan)) == plan
+
+
+def test_a_plan_with_more_instances_than_there_may_be_is_refused() -> None:
+    group = InstanceGroup("w", 1, 2, [Names("+1-", 1, INSTANCES_MAX + 1)])
+    with pytest.raises(msgspec.ValidationError, match="instances"):
+        decode_plan(msgspec.msgpack.encode(Plan(instance_groups=[group])))
 
 
 def test_a_plan_that_is_too_large_is_refused() -> None:
