@@ -17,8 +17,10 @@ from sublet.scheduler.scaling.plan import OWN_INSTANCES, Plan
 
 WORTH_FACTOR = 3.0
 """A message has to cost so many times what lending it costs."""
-LENDING_MS = 0.02
+LENDING_MS = 0.01
 """What lending a message costs, as long as nobody has measured it."""
+STATE_LENDING_MS = 0.025
+"""The same, where its state travels with it."""
 
 _HASH_MAX = 2.0**64
 
@@ -104,7 +106,9 @@ class StandingLeases:
 
     def _wanted(self, plan: Plan) -> dict[str, tuple[float, tuple[str, ...]]]:
         # Each worker has its share at its own instances, and knows no others.
-        own = tuple(each.id for each in plan.instances if each.worker == self._worker)
+        own = tuple(
+            each.id for each in plan.instances if each.worker == self._worker and each.serving
+        )
         others = {each.id for each in plan.instances if each.worker != self._worker}
         found = {
             function: (each.share, self._resolved(each.lessees, own, others))

@@ -227,7 +227,10 @@ class Controller:
         """Take in a worker's sample; return False for one that makes no sense or came before."""
         if not self._observations.heard(sample, now_ms):
             return False
+        before = self._instances.serving_count
         self._end(self._instances.heard(sample.worker, sample.instances, now_ms))
+        # Who has come is redirected to, as soon as the plan says so.
+        self._is_dirty |= self._instances.serving_count != before
         return True
 
     def written(self, number: int, now_ms: float) -> None:

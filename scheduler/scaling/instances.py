@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from sublet.scheduler.scaling.actions import Decision, Ending, Outcome
 from sublet.scheduler.scaling.intents import Ended, Members
 from sublet.scheduler.scaling.plan import Instance
@@ -73,6 +75,7 @@ class Instances:
         """Decision to how many of its instances have not come yet."""
         self._prefix = ""
         self._count = 0
+        self._came_count = 0
 
     def __len__(self) -> int:
         return len(self._wanted)
@@ -144,6 +147,11 @@ class Instances:
                 found.setdefault(each.planned.worker, []).append(each.planned.id)
         return found
 
+    @property
+    def serving_count(self) -> int:
+        """How many have come so far, of all that there were."""
+        return self._came_count
+
     def starting(self) -> Mapping[str, int]:
         """Return worker to how many were asked for and have not come."""
         return Counter(each.planned.worker for each in self._helping() if each.heard_ms is None)
@@ -167,6 +175,8 @@ class Instances:
                 if each.decision is not None and each.acted_ms is not None:
                     self.start_ms += 0.3 * (now_ms - each.acted_ms - self.start_ms)
                 ended += self._came(each)
+                self._came_count += 1
+                each.planned = msgspec.structs.replace(each.planned, serving=True)
             each.heard_ms = now_ms
         return ended
 

@@ -158,6 +158,9 @@ class Observations:
         self._now = _Totals()
         self._tallies: deque[_Totals] = deque(maxlen=RATE_SECONDS)
         self._costs_ms: dict[str, float] = {}
+        self._leases_ms: dict[str, float] = {}
+        """What lending a message takes, as it was measured last: nothing is lent any more where
+        that was not worth it, and so nobody would measure it again."""
         self._loads: dict[str, dict[str, tuple[float, float]]] = {}
         """Function to partition to (load, when it was told)."""
 
@@ -218,6 +221,8 @@ class Observations:
         self._tallies.append(totals)
         for function, each in totals.functions.items():
             self._learn_cost(function, each.cost_ms)
+            if each.lent and each.lease_ms > 0:
+                self._leases_ms[function] = each.lease_ms / each.lent
         second = self._second(totals, samples, now_ms)
         self.history.append(second)
         return second
@@ -308,7 +313,7 @@ class Observations:
                     gauge.laxity_ms = signals.laxity_ms
                 if signals.lag_ms > gauge.lag_ms:
                     gauge.lag_ms = signals.lag_ms
-        for known in (self._loads, self._costs_ms):
+        for known in (self._loads, self._costs_ms, self._leases_ms):
             for name in [name for name in known if name not in facts and name != REST]:
                 del known[name]
         covered_ms = sum(totals.covered_ms for totals in self._tallies)
@@ -343,7 +348,7 @@ class Observations:
             turn=total.turn,
             cost_ms=self._costs_ms.get(name, 0.0),
             path_ms=total.path_ms,
-            lease_ms=total.lease_ms / total.lent if total.lent else 0.0,
+            lease_ms=total.lease_ms / total.lent if total.lent else self._leases_ms.get(name, 0.0),
             loads={partition: load for partition, (load, _) in loads.items()},
             state_bytes=gauges.state_bytes,
             lag_ms=gauges.lag_ms,

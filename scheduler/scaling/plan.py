@@ -20,7 +20,7 @@ REDIRECTS_MAX = 128
 SHARES_MAX = 256
 INSTANCES_MAX = 4_096
 OWN_INSTANCES = "+"
-"""As a lessee: all instances of the worker that lends, each for its part."""
+"""As a lessee: all instances that serve the worker that lends, each for its part."""
 MEMORY_BYTES_MAX = 4 * 1024
 """What the policy of a slot may want to remember."""
 
@@ -49,6 +49,8 @@ class Instance(msgspec.Struct, frozen=True, array_like=True):
     """Whom it serves."""
     since_ms: int
     until_ms: int
+    serving: bool = False
+    """Its worker has told that it has come."""
 
 
 class Names(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +68,7 @@ class InstanceGroup(msgspec.Struct, frozen=True, array_like=True):
     worker: str
     since_ms: int
     until_ms: int
+    serving: bool
     names: Sequence[Names]
 
 
@@ -151,7 +154,7 @@ def decode_plan(data: bytes) -> Plan:
     ):
         raise msgspec.ValidationError(f"the plan has more than {INSTANCES_MAX} instances")
     instances = [
-        Instance(name, group.worker, group.since_ms, group.until_ms)
+        Instance(name, group.worker, group.since_ms, group.until_ms, group.serving)
         for group in plan.instance_groups
         for names in group.names
         for name in _spelt(names)
@@ -161,8 +164,8 @@ def decode_plan(data: bytes) -> Plan:
 
 def _grouped(instances: Sequence[Instance]) -> list[InstanceGroup]:
     groups: list[InstanceGroup] = []
-    for (worker, since_ms, until_ms), some in groupby(
-        instances, key=lambda each: (each.worker, each.since_ms, each.until_ms)
+    for alike, some in groupby(
+        instances, key=lambda each: (each.worker, each.since_ms, each.until_ms, each.serving)
     ):
         runs: list[Names] = []
         for each in some:
@@ -172,7 +175,7 @@ def _grouped(instances: Sequence[Instance]) -> list[InstanceGroup]:
                 runs[-1] = Names(prefix, last.first, last.count + 1)
             else:
                 runs.append(Names(prefix, number, 1))
-        groups.append(InstanceGroup(worker, since_ms, until_ms, runs))
+        groups.append(InstanceGroup(*alike, runs))
     return groups
 
 

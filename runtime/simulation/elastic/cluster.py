@@ -26,6 +26,7 @@ from sublet.scheduler.scaling.effects import StartInstances, StartWorkers, StopW
 from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.scaling.signals import OUTSIDE
 from sublet.scheduler.scaling.view import FunctionFacts, WorkerFacts
+from sublet.scheduler.scaling.warm_by_laxity import PING_EVERY_MS, WarmPool
 
 WALL_MS = 1_700_000_000_000.0
 HOUR_S = 3_600.0
@@ -106,9 +107,11 @@ class FlowCluster:
         rng: Random | None = None,
         placement: Mapping[str, str] | None = None,
         instances: InstanceModel | None = None,
+        warm: WarmPool | None = None,
     ) -> None:
         """`rng`: for the chance in arrivals and starts; None: there is none. `placement`: to begin
-        with, if it is not to be even. `instances`: what they are made of, if there may be any."""
+        with, if it is not to be even. `instances`: what they are made of, if there may be any;
+        `warm`: how many of their environments are kept warm."""
         self.controller = controller
         self.functions = {each.name: each for each in functions}
         self.workers: dict[str, FlowWorker] = {}
@@ -139,6 +142,10 @@ class FlowCluster:
             for each in functions
         }
         self.helpers = Helpers(instances or InstanceModel(), rng)
+        self._settled: tuple[object, ...] | None = None
+        """What was seen when nothing had to move."""
+        self._warm = warm
+        self._pinged_s = 0.0
         self._token = 1
         self._plan = Plan()
         self._shares: dict[str, float] = {}
@@ -267,6 +274,10 @@ class FlowCluster:
         if not alive:
             return
         plan = self._plan
+        # Where nothing has changed, nothing moves: placing takes much longer than a step does.
+        seen = (plan.token, plan.number, self.moves, tuple(alive))
+        if seen == self._settled:
+            return
         hints = PlacementHints(
             pins={name: each for name, each in plan.pins.items() if each in alive},
             weights=plan.weights,
@@ -274,6 +285,7 @@ class FlowCluster:
         )
         wanted = place(self._counts, alive, self.placement, rebalance=plan.evens_out, hints=hints)
         moving = [name for name, worker in wanted.items() if self.placement[name] != worker]
+        self._settled = None if moving else seen
         for name in moving[: self._machines.moves_max]:
             self._moving[name] = wanted[name]
             self._at(self.now_s + self._machines.move_s, "moved", name)
@@ -338,9 +350,17 @@ class FlowCluster:
             self._move()
             self._arrive(moment)
             for helped in self.helpers.helped.values():
-                helped.lend_arrived(self._step_s)
+                helped.lend_arrived()
+            stopped = self.helpers.stopped()
             for worker in self.workers.values():
-                worker.serve(self.now_s, self._step_s, served, order=self._order, shares=shares)
+                worker.serve(
+                    self.now_s,
+                    self._step_s,
+                    served,
+                    order=self._order,
+                    shares=shares,
+                    stopped=stopped.get(worker.name, ()),
+                )
             for helped in self.helpers.helped.values():
                 helped.serve(self.now_s, self._step_s, served)
             self.helpers.pass_time(self._step_s)
@@ -382,6 +402,11 @@ class FlowCluster:
             self.controller.heard(worker.sample(self.now_s, 1.0), now_ms)
         self.controller.tick(now_ms, WALL_MS + now_ms)
         self._carry_out()
+        if self._warm is not None:
+            self._warm.observe(self.controller.view(now_ms), now_ms)
+            if self.now_s - self._pinged_s >= PING_EVERY_MS / 1000:
+                self._pinged_s = self.now_s
+                self.helpers.ping(self._warm.wanted, self.now_s)
 
     @property
     def price(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from math import inf
@@ -234,15 +234,21 @@ class FlowWorker:
         *,
         order: str,
         shares: Mapping[str, float],
+        stopped: Collection[str] = (),
     ) -> None:
-        """Let cores work for a moment. A function runs on one core at a time."""
+        """Let cores work for a moment. A function runs on one core at a time, those that are
+        stopped on none."""
         room_s = self.cores * step_s
         if self.owed_s:
             paid_s = min(self.owed_s, room_s)
             self.owed_s -= paid_s
             self._busy_s += paid_s
             room_s -= paid_s
-        lanes = [each for each in self.lanes.values() if each.parcels]
+        lanes = [
+            each
+            for each in self.lanes.values()
+            if each.parcels and each.function.name not in stopped
+        ]
         if not lanes or room_s <= SMALL:
             return
         if order == "shared-laxity":

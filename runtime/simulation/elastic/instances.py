@@ -8,16 +8,17 @@ travel: key by key with the first messages, or all of them before anything runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import ceil
 from random import Random
 
 from sublet.runtime.simulation.elastic.flow import SMALL, FlowWorker, Lane, Served
 from sublet.scheduler.scaling.plan import Instance, Plan
 
-STATES = ("by-key", "first")
+PING_S = 0.1
+"""For which an invocation is paid that only keeps an environment warm."""
+STATES = ("by-key", "first", "stop")
 STATES_SHARE = 0.5
 """Of the links, while states of keys travel beside messages."""
 
@@ -45,8 +46,9 @@ class InstanceModel:
     deaths_hour: float = 0.0
     """How often an instance dies, in each hour that it is there."""
     states: str = "by-key"
-    """How states that cannot be merged come: `by-key`, or all of them `first`; then those that can
-    be merged are moved, too."""
+    """How states that cannot be merged come: `by-key`; all of them `first`, before anything is run
+    there; or with the function at a `stop` until they have come, at home, too. Other than by key,
+    those that can be merged are moved like all others."""
 
     def __post_init__(self) -> None:
         if self.states not in STATES:
@@ -110,7 +112,8 @@ class HelpedWorker:
         self.lent_s = 0.0
         """Of instances' cores, that lent messages have taken."""
         self._model = model
-        self._planned = 0
+        self._named: frozenset[str] = frozenset()
+        """Those that the plan knows to have come."""
         self._shares: dict[str, float] = {}
         self._state_bytes: dict[str, float] = {}
         """Function to the states that have not come to instances yet."""
@@ -121,20 +124,27 @@ class HelpedWorker:
         """Follow a plan; return the instances that are let go."""
         names = {each.id for each in mine}
         released = [name for name in self.present if name not in names]
-        self._planned = len(names)
         for name in released:
             self.lose(name)
+        before, self._named = self._named, frozenset(each.id for each in mine if each.serving)
         shares = {
-            function: each.share for function, each in plan.redirects.items() if each.share > 0
+            function: each.share
+            for function, each in plan.redirects.items()
+            if each.share > 0 and self._named
         }
-        if shares != self._shares:
-            begun = [name for name in shares if name not in self._shares]
-            ended = [name for name in self._shares if name not in shares]
-            self._shares = shares
-            for name in begun:
-                self._begin(name)
-            for name in ended:
-                self._end(name)
+        begun = [name for name in shares if name not in self._shares]
+        known = [name for name in shares if name in self._shares]
+        ended = [name for name in self._shares if name not in shares]
+        self._shares = shares
+        for name in begun:
+            self._begin(name)
+        new = len(self._named - before) / max(1, len(self._named))
+        for name in known:
+            # Their part of the keys comes from home, or from others by way of home.
+            if new and (lane := self.worker.lanes.get(name)) is not None:
+                self._owe_states(lane, shares[name] * new)
+        for name in ended:
+            self._end(name)
         return released
 
     def _begin(self, name: str) -> None:
@@ -160,24 +170,13 @@ class HelpedWorker:
         self._state_bytes[function.name] = owed + share * lane.weight * function.state_bytes
 
     def _share(self, name: str) -> float:
-        """Return which part of a function's messages its present instances get: the part of those
-        that have not come, or are gone, runs at home."""
-        if not self.present or not self._planned:
-            return 0.0
-        return self._shares.get(name, 0.0) * min(1.0, len(self.present) / self._planned)
+        """Return which part of a function's messages instances get: the part of one that is gone
+        runs at home."""
+        there = sum(1 for each in self._named if each in self.present)
+        return self._shares.get(name, 0.0) * there / len(self._named) if there else 0.0
 
     def join(self, name: str) -> None:
-        before = len(self.present)
         self.present[name] = None
-        for function, share in self._shares.items():
-            lane = self.worker.lanes.get(function)
-            if lane is None:
-                continue
-            if not before:
-                self._begin(function)
-            else:
-                # Its part of the keys comes from home, or from others by way of home.
-                self._owe_states(lane, share / max(self._planned, before + 1))
 
     def lose(self, name: str) -> None:
         """One has gone, dead or alive: what it had runs at home."""
@@ -193,9 +192,8 @@ class HelpedWorker:
 
     # Messages
 
-    def lend_arrived(self, step_s: float) -> None:
-        """Give instances their share of what has arrived just now. Lending takes the worker's
-        time: no more is lent than it can offer."""
+    def lend_arrived(self) -> None:
+        """Give instances their share of what has arrived just now."""
         if not self.present:
             return
         for name in self._shares:
@@ -204,16 +202,9 @@ class HelpedWorker:
                 continue
             newest = lane.parcels[-1].arrived_s
             fresh = sum(each.amount for each in lane.parcels if each.arrived_s == newest)
-            self._lend_newest(lane, self._share(name) * fresh, newest, step_s)
+            self._lend_newest(lane, self._share(name) * fresh, newest)
 
-    def _room(self, lane: Lane, step_s: float) -> float:
-        """Return how many messages the worker can lend in a moment."""
-        lease_s = lane.function.lease_s / self.worker.speed
-        left_s = self.worker.cores * step_s - self.worker.owed_s
-        return max(0.0, left_s) / lease_s if lease_s else float("inf")
-
-    def _lend_newest(self, lane: Lane, amount: float, newest: float, step_s: float) -> None:
-        amount = min(amount, self._room(lane, step_s))
+    def _lend_newest(self, lane: Lane, amount: float, newest: float) -> None:
         if amount <= SMALL:
             return
         fresh = [each for each in lane.parcels if each.arrived_s == newest]
@@ -241,17 +232,15 @@ class HelpedWorker:
 
     def serve(self, now_s: float, step_s: float, served: Served) -> None:
         """Let instances work for a moment."""
-        model, count = self._model, len(self.present)
+        model = self._model
+        count = sum(1 for each in self._named if each in self.present)
         if not count:
             return
+        # What the worker has not offered yet comes as much later.
+        offers_s = self.worker.owed_s / self.worker.cores
         bytes_left = self._move_states(model.bytes_in(step_s, count))
         whole_s = room_s = count * model.cores * step_s
-        first = model.states == "first"
-        lanes = [
-            each
-            for each in self.worker.lanes.values()
-            if each.away and not (first and self._state_bytes.get(each.function.name))
-        ]
+        lanes = [each for each in self.worker.lanes.values() if each.away and self._may_run(each)]
         speed = self.worker.speed * model.speed
         while lanes and room_s > SMALL and bytes_left > SMALL:
             lane = min(lanes, key=lambda each: (each.away[0].due_s, each.function.name))
@@ -264,7 +253,7 @@ class HelpedWorker:
             room_s -= amount * cost_s
             self.lent_s += amount * cost_s
             parcel.amount -= amount
-            end_s = now_s + step_s * (1 - room_s / whole_s) + model.round_trip_s
+            end_s = now_s + step_s * (1 - room_s / whole_s) + model.round_trip_s + offers_s
             self.worker.committed(lane, parcel, amount, end_s, cost_s, served)
             if parcel.amount <= SMALL:
                 lane.away.popleft()
@@ -273,9 +262,16 @@ class HelpedWorker:
         if whole_s - room_s > SMALL:
             self.worker.instance_speed = model.speed
 
+    def _may_run(self, lane: Lane) -> bool:
+        return self._model.states == "by-key" or not self._state_bytes.get(lane.function.name)
+
+    def stopped(self) -> frozenset[str]:
+        """Return the functions that may not run at home, since their states are being moved."""
+        return frozenset(self._state_bytes) if self._model.states == "stop" else frozenset()
+
     def _move_states(self, bytes_left: float) -> float:
         """Let states travel; return what the links can carry besides."""
-        share = 1.0 if self._model.states == "first" else STATES_SHARE
+        share = STATES_SHARE if self._model.states == "by-key" else 1.0
         for name, owed in list(self._state_bytes.items()):
             moved = min(owed, share * bytes_left)
             bytes_left -= moved
@@ -297,6 +293,10 @@ class Helpers:
         """Seconds of instances that were paid for, from when they were asked for."""
         self.requests = 0
         self.cold_starts = 0
+        self.pings = 0
+        """Invocations that kept environments warm."""
+        self.ping_s = 0.0
+        """What was paid for them: starting an environment takes longer."""
         self.died = 0
         self._rng = rng
         self._starting: dict[str, Instance] = {}
@@ -358,6 +358,12 @@ class Helpers:
                 del self._where[name]
                 self.environments.leave(now_s)
 
+    def stopped(self) -> Mapping[str, Collection[str]]:
+        """Return worker to functions that may not run there."""
+        if self.model.states != "stop":
+            return {}
+        return {name: each.stopped() for name, each in self.helped.items()}
+
     def pass_time(self, step_s: float) -> None:
         """Pay for a moment, and let some die."""
         self.paid_s += self.count * step_s
@@ -373,13 +379,13 @@ class Helpers:
         helped.lose(name)
         helped.worker.instances = tuple(helped.present)
 
+    def ping(self, count: int, now_s: float) -> None:
+        """Keep so many environments warm, those included that instances have just left."""
+        cold = self.environments.keep(count, now_s)
+        self.pings += count
+        self.ping_s += (count - cold) * PING_S + cold * self.model.cold_s
+
     def kill(self, count: int) -> None:
         """Let so many die, as an experiment wants it."""
         for name in list(self._where)[:count]:
             self._die(name)
-
-
-def pings_cost(kept: int, gb: float, price_gb_second: float, price_request: float) -> float:
-    """Return what keeping so many environments warm costs in a minute: each is invoked once, for a
-    tenth of a second."""
-    return ceil(kept) * (0.1 * gb * price_gb_second + price_request)

@@ -28,6 +28,8 @@ class ElasticReport:
     """What an instance costs."""
     requests_price: float = 0.0
     """What starting instances has cost."""
+    warm_price: float = 0.0
+    """What keeping environments warm has cost."""
     cold_starts: int = 0
 
     @property
@@ -43,7 +45,8 @@ class ElasticReport:
     @property
     def cost(self) -> float:
         workers = self.worker_seconds * self.price_hour
-        return (workers + self.instance_seconds * self.instance_hour) / HOUR_S + self.requests_price
+        by_hour = workers + self.instance_seconds * self.instance_hour
+        return by_hour / HOUR_S + self.requests_price + self.warm_price
 
     @property
     def backlog_peak(self) -> float:
@@ -91,6 +94,7 @@ class ElasticReport:
             "instance_seconds": round(self.instance_seconds, 1),
             "instances_max": max(each.instances for each in self.moments),
             "cold_starts": self.cold_starts,
+            "warm_price": round(self.warm_price, 6),
             "arrived": round(self.arrived),
             "backlog_peak": round(self.backlog_peak),
             "backlog_end": round(self.backlog_end),

@@ -27,6 +27,7 @@ from sublet.scheduler.scaling.controller import Controller
 from sublet.scheduler.scaling.policy import scaling_named
 from sublet.scheduler.scaling.settings import ScalingSettings
 from sublet.scheduler.scaling.view import Slo
+from sublet.scheduler.scaling.warm_by_laxity import warm_pool
 
 APP = "app"
 ORDERS = ("least-laxity", "arrival", "shared-laxity")
@@ -58,6 +59,8 @@ class Scaling:
     burst: str = ""
     """The policy for instances; empty: there are none."""
     instances_max: int = 0
+    warm: str = "none"
+    """How many environments of instances are kept warm: `multiple:5`, `laxity` or `none`."""
     instance_life: Duration = "900s"
     """So long an instance may stay."""
     instance_gb: float = 1.769
@@ -67,6 +70,7 @@ class Scaling:
     def __post_init__(self) -> None:
         self.settings()
         self.policies()
+        warm_pool(self.warm)
         if not 0 <= self.start_failures < 1:
             raise ValueError(f"start_failures is {self.start_failures}; allowed: 0 up to 1")
 
@@ -232,6 +236,7 @@ class ElasticSimulation:
             queue_max=self.queue_max or inf,
             rng=stream(self.seed, "elastic"),
             instances=self.instances.model() if scaling.burst else None,
+            warm=warm_pool(scaling.warm) if scaling.burst and scaling.warm != "none" else None,
         )
         cluster.helpers.environments.kept = self.instances.warm_at_start
         moments = []
@@ -245,6 +250,8 @@ class ElasticSimulation:
             price_hour=scaling.price_worker_hour,
             instance_hour=scaling.instance_gb * scaling.price_gb_second * HOUR_S,
             requests_price=cluster.helpers.requests * scaling.price_request,
+            warm_price=cluster.helpers.pings * scaling.price_request
+            + cluster.helpers.ping_s * scaling.instance_gb * scaling.price_gb_second,
             cold_starts=cluster.helpers.cold_starts,
             decisions=controller.decisions,
             slots=controller.slots(),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import Any
 
-from sublet.scheduler.binding.standing import LENDING_MS, is_worth_lending
+from sublet.scheduler.binding.standing import LENDING_MS, STATE_LENDING_MS, is_worth_lending
 from sublet.scheduler.scaling.actions import (
     Action,
     AddInstances,
@@ -70,6 +70,8 @@ class _Lending:
     """Function to the share of its messages."""
     away: float = 0.0
     """What is lent, in cores of a worker."""
+    is_possible: bool = False
+    """There is a function whose messages are worth lending."""
 
 
 @scaling_policy("sponge")
@@ -154,7 +156,7 @@ class Sponge:
                 count = have - wanted
                 actions.append(ReleaseInstances(worker=worker.id, count=count, because=because))
             if serving and wanted:
-                lendings.append(self._limited(worker, lending, have))
+                lendings.append(self._limited(worker, lending, serving))
         for gone in [each for each in self._seen if each not in cluster.workers]:
             del self._seen[gone]
         actions += self._redirects(cluster, lendings)
@@ -210,6 +212,8 @@ class Sponge:
         is_below = load < self._low * together and worker.waiting_ms < self._backlog_ms
         seen.below = seen.below + 1 if have and is_below else 0
         needs = self._needs(worker, lending)
+        if not lending.is_possible:
+            return 0 if load > 0 else have  # Nobody could help, whoever came.
         if seen.above >= self._samples or worker.waiting_ms > self._backlog_ms:
             return max(have, ceil(needs - 1e-9))
         if seen.below < self._calm:
@@ -238,7 +242,9 @@ class Sponge:
         # What waits is of the functions in the same parts as what comes.
         scale = factor * (needed / load if load > 0 else 0.0)
         excess = needed - self._target * worker.facts.cores
-        for name in _by_worth(cluster, loads):
+        worth = _by_worth(cluster, loads)
+        lending.is_possible = bool(worth)
+        for name in worth:
             if excess <= 0:
                 break
             function, mine = cluster.functions[name], scale * loads[name]
@@ -255,7 +261,7 @@ class Sponge:
         can = self._high * self._speed_of(worker) * have
         part = min(1.0, can / lending.away) if lending.away else 1.0
         shares = {name: share * part for name, share in lending.shares.items()}
-        return _Lending(lending.load, shares, lending.away * part)
+        return _Lending(lending.load, shares, lending.away * part, lending.is_possible)
 
     def _redirects(self, cluster: ClusterView, lendings: Sequence[_Lending]) -> Sequence[Action]:
         """Return the shares of functions that run at instances. Of workers with instances, the one
@@ -323,7 +329,8 @@ class Sponge:
 
 
 def _lending_ms(function: FunctionView) -> float:
-    return function.lease_ms or LENDING_MS
+    expected_ms = LENDING_MS if function.facts.mergeable else STATE_LENDING_MS
+    return function.lease_ms or expected_ms
 
 
 def _by_worth(cluster: ClusterView, loads: Mapping[str, float]) -> list[str]:
@@ -335,7 +342,7 @@ def _by_worth(cluster: ClusterView, loads: Mapping[str, float]) -> list[str]:
         if load > 0
         and (function := cluster.functions.get(name)) is not None
         and function.facts.lendable
-        and is_worth_lending(function.cost_ms, function.lease_ms)
+        and is_worth_lending(function.cost_ms, _lending_ms(function))
     ]
     worth.sort(
         key=lambda each: (

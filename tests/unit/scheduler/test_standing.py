@@ -134,7 +134,12 @@ def test_a_worker_has_its_share_at_its_own_instances() -> None:
 
 def test_all_instances_of_a_worker_can_be_named_at_once() -> None:
     leases = StandingLeases("w1")
-    instances = [Instance("+1", "w1", 0, 9), Instance("+2", "w2", 0, 9), Instance("+3", "w1", 0, 9)]
+    instances = [
+        Instance("+1", "w1", 0, 9, serving=True),
+        Instance("+2", "w2", 0, 9, serving=True),
+        Instance("+3", "w1", 0, 9, serving=True),
+        Instance("+4", "w1", 0, 9),
+    ]
     redirects = {"f": Redirection(0.5, ("+",)), "g": Redirection(0.5, ("w3", "+"))}
     leases.follow(Plan(token=1, number=1, instances=instances, redirects=redirects))
     both = leases.of("f"), leases.of("g")

@@ -48,7 +48,13 @@ def test_a_plan_comes_back_as_it_was_stored() -> None:
 
 def test_thousands_of_instances_fit_into_a_plan() -> None:
     instances = [
-        Instance(f"+{token}-{number}", f"worker-{number % 128:03}-abcdef", 1_700_000_000_000, 9)
+        Instance(
+            f"+{token}-{number}",
+            f"worker-{number % 128:03}-abcdef",
+            1_700_000_000_000,
+            9,
+            number % 2 == 0,
+        )
         for token in (1, 2)
         for number in sorted(range(1, INSTANCES_MAX // 2 + 1), key=lambda each: each % 128)
         if number % 3
@@ -67,7 +73,7 @@ def test_every_name_of_an_instance_comes_back(name: str) -> None:
 
 
 def test_a_plan_with_more_instances_than_there_may_be_is_refused() -> None:
-    group = InstanceGroup("w", 1, 2, [Names("+1-", 1, INSTANCES_MAX + 1)])
+    group = InstanceGroup("w", 1, 2, False, [Names("+1-", 1, INSTANCES_MAX + 1)])
     with pytest.raises(msgspec.ValidationError, match="instances"):
         decode_plan(msgspec.msgpack.encode(Plan(instance_groups=[group])))
 

@@ -149,9 +149,8 @@ def test_a_share_is_raised_at_once_and_lowered_after_a_while() -> None:
 
 
 def test_messages_that_cost_less_than_lending_them_stay_home() -> None:
-    assert not sponge().decide(
-        cluster(busy=0.75, load=2.8, helpers=2, cost_ms=0.2, lease_ms=0.1), 0.0
-    )
+    view = cluster(busy=0.75, load=2.8, helpers=2, cost_ms=0.2, lease_ms=0.1)
+    assert not [each for each in sponge().decide(view, 0.0) if isinstance(each, Redirect)]
 
 
 def test_after_a_burst_they_are_released_and_nothing_is_redirected() -> None:
@@ -343,6 +342,14 @@ def test_what_may_not_be_lent_stays_home() -> None:
 
     assert shares(view) == {FUNCTION: SHARE_MAX}
     assert added(cluster(busy=1.0, load=1.0, others=kept)) == 3  # ⌈0.95 / 0.469⌉
+
+
+def test_where_nothing_is_worth_lending_nobody_is_asked_for_or_kept() -> None:
+    assert added(cluster(busy=1.0, load=5.0, cost_ms=0.2, lease_ms=0.1)) == 0
+    actions = sponge().decide(
+        cluster(busy=1.0, load=5.0, cost_ms=0.2, lease_ms=0.1, helpers=3), 0.0
+    )
+    assert [each.count for each in actions if isinstance(each, ReleaseInstances)] == [3]
 
 
 def test_no_more_is_lent_than_the_instances_can_do_that_there_are() -> None:
