@@ -20,6 +20,7 @@ from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.hosting.hosted import Hosted
 from sublet.runtime.hosting.partition_host import Host
+from sublet.runtime.hosting.instance_gate import InstanceGate
 from sublet.runtime.hosting.peer_outbound import PeerOutbound
 from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.partition.model.channel_names import REPLY_MARK, endpoint_of
@@ -48,8 +49,6 @@ STOPPED_RETRY_MS = 500
 CONNECT_WAIT_S = 0.05
 CONNECT_WAIT_S_MAX = 1.0
 PEERS_ASKED_MAX = 3
-SERVED_KEPT_MAX = 100_000
-"""Instances whose names are remembered; each may come once."""
 PEER_ANSWERS_S = 1.0
 NOWHERE = Topology(0, [], {}, {})
 
@@ -113,8 +112,7 @@ class Router:
         """Peers that have connected to us; what we tell them of leases goes the same way."""
         self._instances: dict[str, PeerOutbound] = {}
         """Of these, instances. They own nothing and are in no topology."""
-        self._served: dict[str, None] = {}
-        """Instances that have been here, and cannot come back."""
+        self._gate = InstanceGate()
         self.code = ""
         """What instances must have, too."""
         self._sources: dict[str, PeerOutbound] = {}
@@ -403,16 +401,8 @@ class Router:
     def _accept_instance(self, port: PeerOutbound, hello: Hello) -> LinkReceiver:
         """An instance is told nothing of the cluster: it gets leases, and can do nothing else."""
         name = port.name
-        if name in self._served:
-            raise UnavailableError(f"{name} has been here before; each instance may come once")
-        if hello.code != self.code:
-            raise UnavailableError(
-                f"{name} has the code {hello.code!r} and this worker {self.code!r}: deploy the "
-                "same code for instances"
-            )
-        self._served[name] = None
-        if len(self._served) > SERVED_KEPT_MAX:
-            del self._served[next(iter(self._served))]
+        if refusal := self._gate.refusal(name, hello.code, self.code):
+            raise UnavailableError(refusal)
         limits = self._limits
         port.link.send(
             Welcome(self._worker, NOWHERE, 0, limits.message_bytes_max, limits.key_bytes_max)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tests.simulation.mutants import cluster as cluster_mutants
+from tests.simulation.mutants import instances as instance_mutants
 from tests.simulation.mutants import leases as lease_mutants
 from tests.simulation.mutants import outside as outside_mutants
 from tests.simulation.mutants import partition as mutants
@@ -17,6 +18,7 @@ from tests.simulation.mutants import snapshots as snapshot_mutants
 from tests.simulation.mutants import windows as window_mutants
 from tests.simulation.worlds.cluster.elastic import ElasticWorld
 from tests.simulation.worlds.cluster.world import ClusterWorld
+from tests.simulation.worlds.instances import InstanceWorld
 from tests.simulation.worlds.leases import LeaseWindowWorld, LeaseWorld
 from tests.simulation.worlds.outside import OutsideWorld
 from tests.simulation.worlds.partition import World
@@ -99,6 +101,9 @@ def _known() -> dict[str, WorldKind]:
         "leases": _of_partitions(LeaseWorld, "the same, with work lent", lease_mutants.MUTANTS),
         "lease-windows": _of_partitions(
             LeaseWindowWorld, "windows, with work lent", lease_mutants.WINDOW_MUTANTS
+        ),
+        "lease-instances": _of_partitions(
+            InstanceWorld, "work lent to instances that come and go", instance_mutants.MUTANTS
         ),
         "pipelines": _of_partitions(
             PipelineWorld, "rows in batches beside messages", pipeline_mutants.MUTANTS

@@ -18,6 +18,7 @@ OF_PARTITIONS = (
     "windows",
     "leases",
     "lease-windows",
+    "lease-instances",
     "pipelines",
     "snapshots",
     "outside",

@@ -36,7 +36,7 @@ from sublet.scheduler.binding.policy import Bindable, BindingPolicy
 from sublet.scheduler.binding.standing import StandingLeases
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.live_traffic import LiveTraffic
-from sublet.scheduler.scaling.plan import Plan
+from sublet.scheduler.scaling.plan import OWN_INSTANCES, Plan
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import StateRow
 from tests.simulation.oracles.verdict import check
@@ -72,8 +72,12 @@ class WatchedLessor(Lessor):
     def _lend_standing(self, piece: Piece, lessee: str) -> bool:
         function = piece.partition.function.name
         wanted = self.newest.redirects.get(function)
+        lessees = set(wanted.lessees) if wanted is not None else set()
+        if OWN_INSTANCES in lessees:
+            plan = self.newest
+            lessees |= {e.id for e in plan.instances if e.worker == self.worker and e.serving}
         check(
-            wanted is not None and lessee in wanted.lessees,
+            lessee in lessees,
             "something is redirected that the newest plan does not speak of",
             function,
             lessee,

@@ -468,7 +468,7 @@ class LeasingWorld(World):
     def tell(self, sender: Worker, receiver: str, data: bytes) -> bool:
         """Bring what is said of leases to a worker, as often and as late as it happens to be."""
         chance = self.chance
-        known = self.workers.get(receiver)
+        known = self.receiver_of(sender, receiver)
         if known is None or frozenset((sender.name, receiver)) in self._cut:
             return chance.random() < 0.5
         copies = 1
@@ -483,6 +483,9 @@ class LeasingWorld(World):
                 delay_ms += chance.random() * chance.choice([20, 200, 2_000])
             self.after(delay_ms, self._hear, known, sender.name, data)
         return True
+
+    def receiver_of(self, sender: Worker, receiver: str) -> Worker | None:
+        return self.workers.get(receiver)
 
     def _hear(self, receiver: Worker, sender: str, data: bytes) -> None:
         # Links end with their process: one that has its name later hears nothing of this.
