@@ -19,8 +19,8 @@ from sublet.functions.codec import split_column
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.hosting.hosted import Hosted
-from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.hosting.instance_gate import InstanceGate
+from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.hosting.peer_outbound import PeerOutbound
 from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.partition.model.channel_names import REPLY_MARK, endpoint_of

@@ -18,6 +18,9 @@ TARGET = 0.7
 MULTIPLE = 5.0
 HALF_LIFE_MS = 1_800_000.0
 """What was needed so long ago counts for half."""
+MARGIN = 1.25
+"""A burst counts as urgent that leaves so many times what a cold start takes: how high it is shows
+only later."""
 USUAL_KEPT = 0.99
 """Of what is known of the usual load, when a second has passed."""
 
@@ -97,35 +100,45 @@ class WarmByLaxity:
         """`cold_ms`: of a cold start; `sample_ms`: how long a burst may go unseen."""
         if not (cold_ms > 0 and sample_ms > 0 and multiple >= 1):
             raise ValueError("warm: times and the multiple have to be more than 0, and 1 or more")
-        self._cold_ms, self._sample_ms = cold_ms, sample_ms
+        self._cold_ms, self._sample_ms = MARGIN * cold_ms, MARGIN * sample_ms
         self._multiple = multiple
         self._usual = _UsualLoad()
         self._peak = 0.0
         self._is_expected = True
         """Nothing was seen yet: a burst is expected."""
-        self._is_burst = False
+        self._since_ms: float | None = None
+        """Since when there has been a burst."""
+        self._is_urgent = False
         self._last_ms: float | None = None
 
     def observe(self, cluster: ClusterView, now_ms: float) -> None:
         self._usual.observe(cluster)
         self._forget(now_ms)
         asked = len(cluster.plan.instances)
-        if asked and not self._is_burst:
-            # Those that come are told of with the next sample, and help from then on.
-            helps_ms = self._cold_ms + self._sample_ms
-            self._see(asked, self._first_miss_ms(cluster) <= helps_ms)
-        self._is_burst = asked > 0
+        if not asked:
+            self._since_ms, self._is_urgent = None, False
+        else:
+            self._follow_burst(cluster, asked, now_ms)
         if self._is_expected:
             load = self._multiple * self._usual.load
             miss_ms = _miss_ms(_slo_ms(cluster), load, self._usual.cores)
             is_soon = miss_ms <= self._cold_ms + 2 * self._sample_ms
             self._peak = instances_for(load, self._usual.cores) if is_soon else 0.0
 
-    def _see(self, asked: int, is_urgent: bool) -> None:
-        """A burst has begun. The first one says more than what was expected."""
-        before = 0.0 if self._is_expected else self._peak
-        self._is_expected = False
-        self._peak = max(before, float(asked)) if is_urgent else before
+    def _follow_burst(self, cluster: ClusterView, asked: int, now_ms: float) -> None:
+        """A burst goes on. Its first second was perhaps no whole one: how urgent it is shows until
+        cold instances would have come."""
+        if self._since_ms is None:
+            self._since_ms = now_ms
+            # The first one says more than what was expected.
+            self._peak, self._is_expected = 0.0 if self._is_expected else self._peak, False
+        # Those that come are told of with the next sample, and help from then on.
+        left_ms = self._since_ms + self._cold_ms + self._sample_ms - now_ms
+        if left_ms <= 0 or self._is_urgent:
+            return
+        if self._first_miss_ms(cluster) <= left_ms:
+            self._is_urgent = True
+            self._peak = max(self._peak, float(asked))
 
     def _forget(self, now_ms: float) -> None:
         if self._last_ms is not None:

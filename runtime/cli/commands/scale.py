@@ -21,6 +21,7 @@ from sublet.runtime.protocol.rpc import (
     ScalingReport,
     ScalingRequest,
 )
+from sublet.scheduler.scaling.plan import OWN_INSTANCES
 
 
 def status(where: Where, as_json: bool) -> None:
@@ -74,10 +75,14 @@ def status(where: Where, as_json: bool) -> None:
         print_table(
             ("redirected", "share", "to"),
             [
-                (each.function, f"{each.share:.0%}", ", ".join(each.lessees))
+                (each.function, f"{each.share:.0%}", ", ".join(map(_lessee, each.lessees)))
                 for each in report.redirects
             ],
         )
+
+
+def _lessee(name: str) -> str:
+    return "own instances" if name == OWN_INSTANCES else name
 
 
 def explain(where: Where, limit: int, as_json: bool) -> None:

@@ -104,15 +104,19 @@ class InstanceWorld(LeaseWorld):
 
     def _planned(self, token: int, number: int) -> Plan:
         plan = super()._planned(token, number)
-        chance, known = self.helpers, []
+        chance = self.helpers
         workers = sorted(each.name for each in self.living())
-        for each in self._scaling.instances:
-            # Its time is over, it was released, or a successor does not want it.
-            if each.worker in workers and chance.random() < 0.9:
-                known.append(self._as_it_is(each))
+        # The others' time is over, they were released, or a successor does not want them.
+        known = [
+            self._as_it_is(each)
+            for each in self._scaling.instances
+            if each.worker in workers and chance.random() < 0.9
+        ]
         while len(known) < INSTANCES_MAX and chance.random() < 0.6:
             self._instance_number += 1
-            known.append(Instance(f"+{token}-{self._instance_number}", chance.choice(workers), 0, 1))
+            known.append(
+                Instance(f"+{token}-{self._instance_number}", chance.choice(workers), 0, 1)
+            )
         redirects = dict(plan.redirects)
         for name in sorted(self.functions):
             if chance.random() < 0.7:
@@ -215,5 +219,3 @@ class InstanceWorld(LeaseWorld):
             process.alive = False
         cast("HelpedWorker", worker).linked.clear()
         super()._crash_worker(worker)
-
-

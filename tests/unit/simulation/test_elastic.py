@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -301,3 +302,91 @@ def test_the_command_says_that_a_scenario_does_not_scale(tmp_path: Path) -> None
     result = CliRunner().invoke(cli, ["simulate", str(written(tmp_path, plain)), "-s", "reactive"])
     assert result.exit_code == 2
     assert "does not scale; add a table [scaling]" in result.output
+
+
+# Instances
+
+BURSTS = """
+workers = 2
+step = "100ms"
+
+[scaling]
+workers_min = 2
+workers_max = 2
+burst = "sponge:ignore=0s,ignore_samples=0"
+instances_max = 40
+warm = "laxity"
+price_gb_second = 0.0000166667
+
+[instances]
+cold = "500ms"
+warm_at_start = 3
+speed = 0.5
+deaths_hour = 10
+
+[[stages]]
+name = "count"
+cost = "1ms"
+slo = "1s"
+mergeable = true
+
+[[loads]]
+target = "count"
+rate = [["0s", 1200], ["20s", 6000], ["40s", 1200]]
+until = "70s"
+"""
+
+
+def test_a_scenario_has_instances_that_help_in_a_burst(tmp_path: Path) -> None:
+    simulation = load_scenario(written(tmp_path, BURSTS))
+    assert isinstance(simulation, ElasticSimulation)
+    helped = simulation.run()
+    alone = simulation.but(scaling=replace(simulation.scaling, burst="")).run()
+
+    assert helped.instance_seconds > 0
+    assert 0 < helped.cost < 0.1
+    assert max(each.instances for each in helped.moments) <= 40
+    assert helped.moments[-1].instances == 0
+    assert helped.latency_ms(0.99) < alone.latency_ms(0.99) / 4
+    assert alone.instance_seconds == alone.cost == 0
+    told = helped.to_dict()
+    assert told["instances_max"] > 5
+    assert told["cold_starts"] > 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complaint"),
+    [
+        ("speed = 0.5", "speed = 0", "more than 0"),
+        ("speed = 0.5", 'states = "never"', "by-key, first, stop"),
+        ("deaths_hour = 10", "deaths_hour = -1", "deaths_hour"),
+        ("deaths_hour = 10", "coffee = 1", "coffee"),
+        ('warm = "laxity"', 'warm = "hot"', "multiple:5, laxity, none"),
+        ("instances_max = 40", "instances_max = 5000", "4096"),
+        ("warm_at_start = 3", "warm_at_start = -3", "warm_at_start"),
+    ],
+)
+def test_a_scenario_says_what_is_wrong_with_its_instances(
+    tmp_path: Path, before: str, after: str, complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        load_scenario(written(tmp_path, BURSTS.replace(before, after)))
+
+
+def test_four_thousand_instances_serve_a_cluster() -> None:
+    simulation = ElasticSimulation(
+        stages=[Stage("count", "1ms", kind="stateless", partitions=64)],
+        loads=[Load(target="count", rate=[("0s", 30_000), ("12s", 1_600_000)], until="18s")],
+        scaling=Scaling(
+            workers_min=64,
+            workers_max=64,
+            burst="sponge:ignore=0s,recovery=1s",
+            instances_max=4_000,
+        ),
+        workers=64,
+        step="500ms",
+    )
+    report = simulation.run()
+
+    assert max(each.instances for each in report.moments) == 4_000
+    assert not any(slot.failure for slot in report.slots)

@@ -36,7 +36,7 @@ def sponge(**parameters: Any) -> Sponge:
     return Sponge(**{"ignore_samples": 0, "ignore_ms": 0.0, **parameters})
 
 
-def cluster(
+def cluster(  # noqa: PLR0913  # Tests say what matters to them.
     *,
     busy: float = 0.7,
     load: float = 0.7,

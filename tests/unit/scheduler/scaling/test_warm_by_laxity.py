@@ -67,8 +67,8 @@ def test_with_short_deadlines_a_burst_is_expected_to_need_as_many() -> None:
 
 
 def test_with_long_deadlines_nobody_is_kept() -> None:
-    """A burst of three times what the workers can do leaves 6 s before the first miss."""
-    assert follow(WarmByLaxity(cold_ms=3_000.0), cluster(1.2, slo_ms=12_000)) == 0
+    """A burst of three times what the workers can do leaves 7 s before the first miss."""
+    assert follow(WarmByLaxity(cold_ms=3_000.0), cluster(1.2, slo_ms=14_000)) == 0
 
 
 def test_what_an_urgent_burst_asked_for_is_kept_from_then_on() -> None:
