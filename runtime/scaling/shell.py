@@ -20,8 +20,8 @@ import msgspec
 import structlog
 
 from sublet.functions.app import Function
-from sublet.functions.state.partial import runs_in_parts
 from sublet.functions.errors import RetryLaterError, SubletError
+from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.protocol.handover_messages import Sampled
 from sublet.runtime.scaling.actuators import Actuator, ActuatorError
