@@ -212,7 +212,8 @@ class WorkerConfig:
     """How long an instance may stay."""
     warm: str = "none"
     """With `instances=lambda:NAME`: how many environments are kept warm by being invoked for a
-    moment each minute. `multiple:5`: as many as five times the usual load would need."""
+    moment each minute. `multiple:5`: as many as five times the usual load would need; `laxity`:
+    only those whose cold start would make messages late."""
     price_gb_second: float = 0.0
     """What a gigabyte of an instance costs for a second. Not set: money is not counted."""
     price_request: float = 0.0

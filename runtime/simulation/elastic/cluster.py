@@ -26,7 +26,7 @@ from sublet.scheduler.scaling.effects import StartInstances, StartWorkers, StopW
 from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.scaling.signals import OUTSIDE
 from sublet.scheduler.scaling.view import FunctionFacts, WorkerFacts
-from sublet.scheduler.scaling.warm_by_laxity import PING_EVERY_MS, WarmPool
+from sublet.scheduler.scaling.warm import WARM_EVERY_MS, WarmPool
 
 WALL_MS = 1_700_000_000_000.0
 HOUR_S = 3_600.0
@@ -404,7 +404,7 @@ class FlowCluster:
         self._carry_out()
         if self._warm is not None:
             self._warm.observe(self.controller.view(now_ms), now_ms)
-            if self.now_s - self._pinged_s >= PING_EVERY_MS / 1000:
+            if self.now_s - self._pinged_s >= WARM_EVERY_MS / 1000:
                 self._pinged_s = self.now_s
                 self.helpers.ping(self._warm.wanted, self.now_s)
 

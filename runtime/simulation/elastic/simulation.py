@@ -27,7 +27,7 @@ from sublet.scheduler.scaling.controller import Controller
 from sublet.scheduler.scaling.policy import scaling_named
 from sublet.scheduler.scaling.settings import ScalingSettings
 from sublet.scheduler.scaling.view import Slo
-from sublet.scheduler.scaling.warm_by_laxity import warm_pool
+from sublet.scheduler.scaling.warm import warm_pool
 
 APP = "app"
 ORDERS = ("least-laxity", "arrival", "shared-laxity")

@@ -1,110 +1,117 @@
-"""Environments that are kept warm: how many, how often, and what that costs."""
+"""Warm pools: enough for a multiple of the load, or for what laxity cannot wait for."""
 
 from __future__ import annotations
 
 import pytest
 
-from sublet.scheduler.scaling.actions import Slot
-from sublet.scheduler.scaling.controller import Controller
-from sublet.scheduler.scaling.effects import WarmInstances
-from sublet.scheduler.scaling.settings import ScalingSettings
-from sublet.scheduler.scaling.view import ClusterView
-from sublet.scheduler.scaling.warm import NoWarmPool, WarmMultiple, warm_pool
-from tests.unit.scheduler.scaling.harness import Cluster
-from tests.unit.scheduler.scaling.test_instances import ScriptedInstances
+from sublet.scheduler.scaling.plan import Instance, Plan
+from sublet.scheduler.scaling.view import (
+    Actuation,
+    Bounds,
+    ClusterView,
+    FunctionFacts,
+    FunctionView,
+    Second,
+    WorkerFacts,
+    WorkerView,
+)
+from sublet.scheduler.scaling.warm import (
+    HALF_LIFE_MS,
+    NoWarmPool,
+    WarmByLaxity,
+    WarmMultiple,
+    WarmPool,
+    warm_pool,
+)
 
 
-class Wants:
-    """A pool that wants what a test says."""
-
-    def __init__(self, wanted: int) -> None:
-        self.wanted = wanted
-        self.observed = 0
-
-    def observe(self, cluster: ClusterView, now_ms: float) -> None:
-        self.observed += 1
-
-
-class Warming(Cluster):
-    def __init__(self, pool: Wants, **settings: object) -> None:
-        policies = {Slot.INSTANCES: ScriptedInstances()}
-        super().__init__(policies, instances_max=4, **settings)  # type: ignore[arg-type]
-        self.controller = Controller(
-            ScalingSettings(workers_max=8, instances_max=4, **settings),  # type: ignore[arg-type]
-            policies,
-            warm=pool,
-        )
-        self.tell_topology()
-        self.controller.lead(2, None, self.now_ms, self.wall_ms)
-        self.token = 2
-        self.carry_out()
-
-    @property
-    def warmed(self) -> list[int]:
-        return [each.count for each in self.effects if isinstance(each, WarmInstances)]
+def cluster(
+    load: float, *, slo_ms: float, instances: int = 0, laxity_ms: float = float("inf")
+) -> ClusterView:
+    """Two workers of a core each."""
+    second = Second(
+        at_ms=0.0, workers=2, arrived=1, refused=0, done=1, load=load, work=load, entry_load=load,
+        entry_work=load, busy=load, waiting=0, waiting_ms=0, laxity_ms=laxity_ms, turn_ms=1, late=0,
+    )  # fmt: skip
+    workers = {
+        name: WorkerView(facts=WorkerFacts(id=name), joined_ms=0.0, laxity_ms=laxity_ms)
+        for name in ("w0", "w1")
+    }
+    facts = FunctionFacts(name="a/f", partitions=2, slo_ms=slo_ms)
+    return ClusterView(
+        workers=workers,
+        functions={"a/f": FunctionView(facts=facts)},
+        placement={},
+        plan=Plan(instances=[Instance(f"+1-{n}", "w0", 0, 9) for n in range(instances)]),
+        bounds=Bounds(),
+        actuation=Actuation(),
+        history=[second],
+    )
 
 
-def test_environments_are_kept_warm_once_a_minute_within_the_bound() -> None:
-    cluster = Warming(pool := Wants(9))
-    cluster.tick(59)
-    assert cluster.warmed == [4]
-    cluster.tick(2)
-
-    assert cluster.warmed == [4, 4]
-    assert pool.observed >= 60
+def follow(pool: WarmPool, view: ClusterView, seconds: int = 60, since_s: int = 0) -> int:
+    for second in range(since_s, since_s + seconds):
+        pool.observe(view, 1_000.0 * second)
+    return pool.wanted
 
 
-def test_more_that_are_wanted_are_not_waited_for() -> None:
-    cluster = Warming(pool := Wants(1))
-    cluster.tick(2)
-    pool.wanted = 3
-    cluster.tick(10)
-    pool.wanted = 2
-    cluster.tick(40)
-
-    assert cluster.warmed == [1, 3]
+def test_a_multiple_of_the_usual_load_is_kept_warm() -> None:
+    """Five times 1.2, where the workers keep 1.4 and an instance does 0.469."""
+    pool = WarmMultiple(5.0)
+    assert follow(pool, cluster(1.2, slo_ms=1_000)) == 10
+    assert follow(pool, cluster(6.0, slo_ms=1_000, instances=9)) == 10
 
 
-def test_what_keeps_them_warm_is_charged() -> None:
-    prices = {"price_gb_second": 1.0, "instance_gb": 2.0, "price_request": 0.5}
-    cluster = Warming(Wants(3), **prices)
-    cluster.tick(2)
-
-    # Three requests, and for each a tenth of a second of two gigabytes.
-    assert cluster.controller.spending.spent.total == pytest.approx(3 * (0.5 + 0.2))
+def test_with_short_deadlines_a_burst_is_expected_to_need_as_many() -> None:
+    assert follow(WarmByLaxity(), cluster(1.2, slo_ms=1_000)) == 10
 
 
-def test_at_the_cap_or_in_a_dry_run_none_is_kept_warm() -> None:
-    capped = Warming(Wants(3), price_request=1.0, price_gb_second=1e-9, spend_cap="2/day")
-    capped.tick(70)
-    dry = Warming(Wants(3), dry_run=True)
-    dry.tick(70)
-
-    assert capped.warmed == [3]
-    assert dry.warmed == []
+def test_with_long_deadlines_nobody_is_kept() -> None:
+    """A burst of three times what the workers can do leaves 7 s before the first miss."""
+    assert follow(WarmByLaxity(cold_ms=3_000.0), cluster(1.2, slo_ms=14_000)) == 0
 
 
-def test_the_multiple_is_of_the_usual_load() -> None:
-    """Two workers of one core, half busy: five times that is 5 cores, 1.4 of which they have."""
-    pool = WarmMultiple(5)
-    cluster = Cluster({Slot.INSTANCES: ScriptedInstances()}, instances_max=64)
-    for _ in range(30):
-        cluster.tick()
-        pool.observe(cluster.controller.view(cluster.now_ms), cluster.now_ms)
-    now = cluster.controller.view(cluster.now_ms).now
-    assert now is not None
-    expected = (5 * now.load - 0.7 * 2) / (0.7 * 0.67)
-
-    assert expected <= pool.wanted < expected + 1
+def test_what_an_urgent_burst_asked_for_is_kept_from_then_on() -> None:
+    pool = WarmByLaxity()
+    follow(pool, cluster(1.2, slo_ms=1_000))
+    burst = cluster(3.0, slo_ms=1_000, laxity_ms=100.0, instances=4)
+    assert follow(pool, burst, 5, 60) == 4  # Less than was expected.
+    # What is added later comes in time, cold.
+    more = cluster(3.0, slo_ms=1_000, laxity_ms=100.0, instances=7)
+    assert follow(pool, more, 5, 65) == 4
+    assert follow(pool, cluster(1.2, slo_ms=1_000), 5, 70) == 4
 
 
-@pytest.mark.parametrize("text", ["multiple:0.5", "multiple:x", "many", "none:1"])
-def test_what_is_no_pool_is_refused(text: str) -> None:
+def test_a_burst_that_can_wait_for_cold_instances_keeps_nobody() -> None:
+    pool = WarmByLaxity()
+    follow(pool, cluster(1.2, slo_ms=1_000))
+    slow = cluster(2.1, slo_ms=1_000, instances=2, laxity_ms=900.0)  # 18 s before the first miss.
+    assert follow(pool, slow, 5, 60) == 0
+
+
+def test_what_was_needed_long_ago_is_forgotten() -> None:
+    pool, calm = WarmByLaxity(), cluster(1.2, slo_ms=1_000)
+    follow(pool, cluster(3.0, slo_ms=1_000, laxity_ms=0.0, instances=8), 2)
+    pool.observe(calm, HALF_LIFE_MS)
+    assert pool.wanted == 4
+    pool.observe(calm, 6 * HALF_LIFE_MS)
+    assert pool.wanted == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("multiple:5", WarmMultiple),
+        ("multiple", WarmMultiple),
+        ("laxity", WarmByLaxity),
+        ("none", NoWarmPool),
+    ],
+)
+def test_pools_have_names(text: str, kind: type[object]) -> None:
+    assert isinstance(warm_pool(text), kind)
+
+
+@pytest.mark.parametrize("text", ["many", "multiple:x", "multiple:0", "laxity:3"])
+def test_other_names_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="warm is"):
         warm_pool(text)
-
-
-def test_pools_by_name() -> None:
-    assert isinstance(warm_pool("none"), NoWarmPool)
-    assert isinstance(warm_pool("multiple"), WarmMultiple)
-    assert isinstance(warm_pool("multiple:3"), WarmMultiple)
