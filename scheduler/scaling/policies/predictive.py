@@ -21,6 +21,8 @@ from sublet.scheduler.scaling.view import ClusterView
 
 SLACK = 0.2
 """Of a worker: a load that exceeds what is there by less asks for nobody."""
+LIKE_BEFORE = 0.8
+"""Of a load for which workers were too few: below that, as many are tried again."""
 DRAINS_MAX = 128
 """Workers that leave in one second."""
 MEMORY_VALUES = 300
@@ -61,6 +63,8 @@ class Predictive:
         self._wanted: deque[tuple[float, int]] = deque()
         """How many would do, in the last `calm_ms`."""
         self._added_ms = -inf
+        self._too_few = (0, inf)
+        """Workers that should have been enough, and the load with which they were not."""
         self._memory: Mapping[str, Any] = {}
         self._observed = 0
 
@@ -90,6 +94,8 @@ class Predictive:
         by_backlog = self._reactive.more(cluster, now_ms)
         if by_backlog and by_backlog[0].count >= more:
             self._added_ms = now_ms
+            if not more:
+                self._too_few = (len(cluster.serving), self.figures["load"])
             return by_backlog
         # Twice the margin: what only just would do, would not in the next minute. Errors grow with
         # how far it looks: of the next seconds it is sure, also where a start takes long.
@@ -132,6 +138,10 @@ class Predictive:
     ) -> Sequence[Action]:
         serving = len(cluster.serving)
         least = max(1, cluster.bounds.workers_min, *(wanted for _, wanted in self._wanted))
+        too_few, load = self._too_few
+        if figures["load"] >= LIKE_BEFORE * load:
+            # Loads are not spread as evenly as a forecast assumes: what was seen counts for more.
+            least = max(least, too_few + 1)
         is_early = now_ms - self._added_ms < self._cooldown_ms or not self._reactive.is_calm(
             now_ms, self._calm_ms
         )
