@@ -227,11 +227,14 @@ class Controller:
         """Take in a worker's sample; return False for one that makes no sense or came before."""
         if not self._observations.heard(sample, now_ms):
             return False
+        self._hear_of_instances(sample.worker, sample.instances, now_ms)
+        return True
+
+    def _hear_of_instances(self, worker: str, names: Collection[str], now_ms: float) -> None:
         before = self._instances.serving_count
-        self._end(self._instances.heard(sample.worker, sample.instances, now_ms))
+        self._end(self._instances.heard(worker, names, now_ms))
         # Who has come is redirected to, as soon as the plan says so.
         self._is_dirty |= self._instances.serving_count != before
-        return True
 
     def written(self, number: int, now_ms: float) -> None:
         """The plan of this number is stored: what it intends may be done."""
@@ -302,7 +305,7 @@ class Controller:
     def instances_heard(self, worker: str, names: Collection[str], now_ms: float) -> None:
         """A worker tells who serves it, between two samples."""
         if self.leads:
-            self._end(self._instances.heard(worker, names, now_ms))
+            self._hear_of_instances(worker, names, now_ms)
 
     def note_loads(self, loads: Mapping[str, float]) -> None:
         """Keep the loads of partitions, or of functions for all of theirs, in the plan."""
