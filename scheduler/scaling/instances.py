@@ -176,7 +176,9 @@ class Instances:
                     self.start_ms += 0.3 * (now_ms - each.acted_ms - self.start_ms)
                 ended += self._came(each)
                 self._came_count += 1
-                each.planned = msgspec.structs.replace(each.planned, serving=True)
+                # Workers lend to those that serve: not to one that is only tried.
+                serving = not each.is_trial
+                each.planned = msgspec.structs.replace(each.planned, serving=serving)
             each.heard_ms = now_ms
         return ended
 

@@ -25,7 +25,7 @@ from tests.integration.test_scaling import PATIENCE_S, Run, load, redirected, ru
 pytestmark = pytest.mark.timeout(300)
 APP = "tests.integration.scaling_app:app"
 SETTINGS = {
-    "burst": "sponge:samples=1,calm_samples=3",
+    "burst": "sponge:samples=1,calm_samples=3,ignore_samples=0,ignore=0s",
     "instances": "lambda:f",
     "instances_max": "2",
     "aws_region": "us-east-1",

@@ -51,7 +51,7 @@ CASES = {
     "warm": ("warm=multiple:6",),
 }
 BURST = (
-    "burst=sponge:samples=1,calm_samples=5",
+    "burst=sponge:samples=1,calm_samples=5,ignore_samples=0,ignore=0s",
     f"instances=lambda:{FUNCTION}",
     f"instances_max={INSTANCES}",
     "aws_region=us-east-1",
