@@ -199,7 +199,7 @@ def commands() -> list[str]:
 def test_all_commands_are_there() -> None:
     assert commands() == [
         "backfill",
-        *("burst serve", "burst deploy", "burst remove", "burst test"),
+        *("burst serve", "burst deploy", "burst test", "burst remove"),
         "call",
         "cancel",
         "check",

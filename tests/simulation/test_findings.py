@@ -62,9 +62,7 @@ FINDINGS = [
     Finding("cluster", 495, "who did not know of a loss acknowledged what its sender sent again"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
     Finding("elastic", 216, "money was counted from the second plan on, which never came"),
-    Finding(
-        "elastic", 320, "predictive added and drained a worker in turn, as loads are uneven"
-    ),
+    Finding("elastic", 320, "predictive added and drained a worker in turn, as loads are uneven"),
     Finding("elastic", 368, "a leader that was dead to the others drained the last worker"),
     Finding("cluster", 807, "timers of lent work rang early by what the offer was on its way"),
 ]
