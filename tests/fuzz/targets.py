@@ -58,12 +58,13 @@ from sublet.runtime.protocol.lease_messages import (
     LeaseId,
     Needs,
     Offer,
+    OfferedStates,
     PartialState,
     Probe,
     Reply,
     Return,
     Revoke,
-    StoredState,
+    StateRows,
     WorkerLoad,
 )
 from sublet.runtime.protocol.messages import Message, MessageColumns
@@ -264,7 +265,7 @@ def _decode_return(data: bytes) -> None:
 def lease_seeds() -> list[bytes]:
     lease, load = LeaseId(TARGET, 1, 1), WorkerLoad(1, 2.0)
     message = Message("~c", 1, Kind.CALL, "a", msgspec.Raw(b"\x01"), 1)
-    state = StoredState("a", 1, [(b"", b"\x01", None)])
+    states = OfferedStates([1], [0], StateRows.of([(0, b"", b"\x01", None)]))
     times = {"due_left_ms": 5.0, "home_ms": 9.0, "cost_ms": 1.0, "term_ms": 50.0}
     offers = [
         Offer(
@@ -276,7 +277,7 @@ def lease_seeds() -> list[bytes]:
             time_left_ms=[-1],
             clock_ms=1,
             watermark_ms=0,
-            states=[] if partial else [state],
+            states=None if partial else states,
             **times,
         )
         for partial in (False, True)
@@ -289,7 +290,7 @@ def lease_seeds() -> list[bytes]:
             load=load,
             elapsed_ms=1.0,
             values=msgspec.Raw(b"\x93\x01\xc0\xc0"),
-            rows=[] if partial else [("a", b"", b"\x02", None)],
+            rows=StateRows.of([] if partial else [(0, b"", b"\x02", None)]),
             partials=[PartialState("a", msgspec.Raw(b"\x01"))] if partial else [],
             covers=[("~c", 10, 10)] if partial else [],
             effects=[(0, "f/0", "k", b"\x01", 5.0, ""), (1, "e", "k", b"\x01")],

@@ -40,7 +40,8 @@ UNUSED = (
     *("sublet_loop_blocked", "sublet_loop_blocked_seconds"),
     *("sublet_utilisation", "sublet_workers", "sublet_workers_wanted", "sublet_spend"),
     *("sublet_scaling_leads", "sublet_scaling_decisions", "sublet_scaling_figure"),
-    "sublet_instances",
+    *("sublet_instances", "sublet_instances_warm", "sublet_redirected_share"),
+    "sublet_spend_forecast",
 )
 OF_LEASES = {
     *("sublet_leases", "sublet_leases_partial", "sublet_leases_open", "sublet_lease_returns_late"),

@@ -22,13 +22,21 @@ from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import CallRequest
 from tests.integration import count_app
 from tests.integration.cluster import (
+    LOOK_EVERY_S,
     PROJECT,
     Cluster,
     WorkerProcess,
     running_cluster,
     until,
 )
-from tests.integration.leaving import Leave, by_command, by_signal, http_address, settings_for
+from tests.integration.leaving import (
+    Leave,
+    by_command,
+    by_signal,
+    find_http_address,
+    http_address,
+    settings_for,
+)
 from tests.redis_process import RedisProcess
 
 APP = "tests.integration.count_app:app"
@@ -84,7 +92,10 @@ class Callers:
     async def _by_http(self) -> None:
         while not self._is_over:
             worker = self._chance.choice(self._cluster.living)
-            url = f"http://{http_address(self._cluster, worker)}"
+            if not (address := find_http_address(self._cluster, worker)):
+                await asyncio.sleep(LOOK_EVERY_S)
+                continue  # It has just been started.
+            url = f"http://{address}"
             async with httpx.AsyncClient(base_url=url, timeout=20) as http:
                 try:
                     is_ready = (await http.get("/ready")).status_code == 200
