@@ -22,8 +22,8 @@ MUTANT_SEEDS_MAX = 300
 SEEDS_TRIED_FIRST = {
     "ActsBeforeItsIntent": 14,
     "ActsWithoutItsToken": 6,
-    "DoesNotLookAgain": 428,
     "DrainsTheLastWithAFunction": 11,
+    "DrainsWithoutLookingAgain": 368,
     "ForgetsMoneyInAFailover": 19,
     "GoesOnWithoutAStoredPlan": 14,
     "IgnoresTheCap": 19,

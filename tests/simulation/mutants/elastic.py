@@ -13,12 +13,11 @@ from sublet.runtime.scaling.shell import Scaling
 from sublet.scheduler.scaling.actions import Action, Migrate, Slot
 from sublet.scheduler.scaling.controller import Controller
 from sublet.scheduler.scaling.effects import StopWorker
-from sublet.scheduler.scaling.intents import Stops
 from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.scaling.policies.balance import Balance
 from sublet.scheduler.scaling.policy import ScalingPolicy, scaling_named
 from sublet.scheduler.scaling.view import ClusterView
-from sublet.statestore.contract import StoredPlan
+from sublet.statestore.contract import StoredPlan, View
 from tests.simulation.worlds.cluster.elastic import ElasticMutant, WatchedDirectory
 
 SHELL = "sublet.runtime.scaling.shell"
@@ -119,14 +118,14 @@ class DrainsBelowTheMinimum(ElasticMutant):
     replaced: ClassVar = {f"{SHELL}:Controller": controller}
 
 
-class DoesNotLookAgain(ElasticMutant):
-    """Asks once more for a drain that failed, whoever has died since."""
+class DrainsWithoutLookingAgain(ElasticMutant):
+    """The directory drains a worker although the cluster has changed since it was looked at."""
 
-    class stops(Stops):  # noqa: N801
-        def pending(self) -> list[str]:
-            return [worker for worker, stop in self._stops.items() if not stop.attempts]
-
-    replaced: ClassVar = {f"{CONTROLLER}:Stops": stops}
+    class directory_inside(WatchedDirectory):  # noqa: N801
+        async def drain(
+            self, worker: str, *, token: int | None = None, expected_version: int | None = None
+        ) -> View | None:
+            return await super().drain(worker, token=token)
 
 
 def _nobody_is_needed(worker: object, others: object, functions: Collection[str]) -> str:
