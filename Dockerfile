@@ -4,7 +4,7 @@ ARG BASE=python:3.11-slim
 
 # Dependencies have a layer of their own, which stays the same as long as they do.
 FROM ${BASE} AS dependencies
-ARG EXTRAS=redis
+ARG EXTRAS=redis,aws
 # An index of your own, and certificates to verify it with. Neither stays in the image.
 ARG PIP_INDEX_URL
 ARG PIP_CERT

@@ -168,7 +168,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     base = named_base((PROJECT / "Dockerfile").read_text())
     parser.add_argument("--base", default=base, help=f"image to build on ({base})")
-    parser.add_argument("--extras", help="of Sublet, such as redis,otel (redis)")
+    parser.add_argument("--extras", help="of Sublet, such as redis,otel (redis,aws)")
     parser.add_argument("--fresh", action="store_true", help="get the base image again")
     return parser.parse_args(words)
 
